@@ -1,0 +1,128 @@
+"""A decoder-only Transformer with LLaMA-style blocks, whose norms and their placement can be swapped.
+
+Shapes: B batch, T time, H heads, D head width, C = H·D = n_embd, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.reference import rope, swiglu
+from model.config import Kernels, ModelConfig, Placement
+from model.init import init_weights
+from model.norm import build_norm
+from model.rope import rope_table
+
+PLACEMENTS = {
+    Placement.pre: lambda x, norm, branch: x + branch(norm(x)),
+    Placement.post: lambda x, norm, branch: norm(x + branch(x)),
+}
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions, (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.n_head, self.dropout = cfg.n_head, cfg.dropout
+        self.qkv = nn.Linear(cfg.n_embd, 3 * cfg.n_embd, bias=cfg.bias)
+        self.out = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        B, T, C = x.shape
+        q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))  # (B, H, T, D)
+        q, k = rope(q, k, cos, sin)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return self.out(y.transpose(1, 2).reshape(B, T, C))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) · up x) (Shazeer 2020), (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.gate_up = nn.Linear(cfg.n_embd, 2 * cfg.hidden_width, bias=cfg.bias)
+        self.down = nn.Linear(cfg.hidden_width, cfg.n_embd, bias=cfg.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(swiglu(gate, up))
+
+
+class Block(nn.Module):
+    def __init__(self, cfg: ModelConfig, kernels: Kernels):
+        super().__init__()
+        self.place = PLACEMENTS[cfg.placement]
+        self.attention_norm = build_norm(cfg.n_embd, cfg.norm, bias=cfg.bias, kernels=kernels)
+        self.attention = Attention(cfg)
+        self.mlp_norm = build_norm(cfg.n_embd, cfg.norm, bias=cfg.bias, kernels=kernels)
+        self.mlp = SwiGLU(cfg)
+        self.drop = nn.Dropout(cfg.dropout)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = self.place(x, self.attention_norm, lambda x: self.drop(self.attention(x, cos, sin)))
+        return self.place(x, self.mlp_norm, lambda x: self.drop(self.mlp(x)))
+
+
+class GPT(nn.Module):
+    """Tokens in, logits out; with targets, the mean cross-entropy in nats per token.
+
+    forward(tokens (B, T)) -> (B, T, V); forward(tokens, targets (B, T)) -> (). Targets of -100 do not count.
+    Weights are drawn from `seed`, each keyed by its own name (see model.init). T must not exceed cfg.block_size.
+    """
+
+    def __init__(self, cfg: ModelConfig, vocab_size: int, *, kernels: Kernels = Kernels.torch, seed: int = 0):
+        super().__init__()
+        self.cfg = cfg
+        self.vocab_size = -(-vocab_size // cfg.vocab_multiple) * cfg.vocab_multiple
+        self.embedding = nn.Embedding(self.vocab_size, cfg.n_embd)
+        self.drop = nn.Dropout(cfg.dropout)
+        self.blocks = nn.ModuleList(Block(cfg, kernels) for _ in range(cfg.n_layer))
+        # in post placement the last block's own norm already stands before the head
+        last = cfg.placement == Placement.pre
+        self.final_norm = build_norm(cfg.n_embd, cfg.norm, bias=cfg.bias, kernels=kernels) if last else nn.Identity()
+        self.head = nn.Linear(cfg.n_embd, self.vocab_size, bias=False)
+        if cfg.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        cos, sin = rope_table(cfg.block_size, cfg.head_width, cfg.rope_theta)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        init_weights(self, seed=seed, n_layer=cfg.n_layer)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        T = tokens.shape[1]
+        cos, sin = self.cos[:T], self.sin[:T]
+        x = self.drop(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        logits = self.head(self.final_norm(x))
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    def num_params(self) -> int:
+        """Trainable numbers; tied embeddings count once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def flops_per_token(self) -> int:
+        """Training FLOPs per token, forward and backward: 6 per matrix weight, and 12·n_layer·n_embd·T for attention.
+
+        PaLM (Chowdhery et al. 2022, appendix B), with no discount for the causal mask and none of the gains counted.
+        """
+        matrices = sum(p.numel() for name, p in self.named_parameters() if p.ndim == 2 and name != "embedding.weight")
+        head = (
+            0 if not self.cfg.tie_embeddings else self.embedding.weight.numel()
+        )  # untied, `head.weight` is in the sum
+        return 6 * (matrices + head) + 12 * self.cfg.n_layer * self.cfg.n_embd * self.cfg.block_size
+
+    @torch.no_grad()
+    def generate(
+        self, tokens: Tensor, n_tokens: int, *, generator: torch.Generator, n_vocab: int | None = None
+    ) -> Tensor:
+        """Appends n_tokens sampled ones, (B, T) -> (B, T + n_tokens); only ids below n_vocab (the data's) are drawn."""
+        for _ in range(n_tokens):
+            logits = self(tokens[:, -self.cfg.block_size :])[:, -1, :n_vocab]
+            p = logits.float().softmax(dim=-1).cpu()
+            tokens = torch.cat([tokens, torch.multinomial(p, 1, generator=generator).to(tokens.device)], dim=1)
+        return tokens

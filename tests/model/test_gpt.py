@@ -1,0 +1,141 @@
+"""Shapes, causality, initial weights, placement, and the count of parameters and FLOPs."""
+
+import math
+
+import pytest
+import torch
+
+from errors import UserError
+from model.config import Kernels, ModelConfig, NormConfig, NormKind, Placement
+from model.gpt import GPT
+from model.init import init_std
+from model.rope import rope_table
+
+SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
+
+
+def build(seed: int = 1, kernels: Kernels = Kernels.torch, vocab_size: int = 11, **options) -> GPT:
+    norm = NormConfig(kind=options.pop("norm", NormKind.rmsnorm))
+    return GPT(ModelConfig(norm=norm, **SMALL | options), vocab_size, kernels=kernels, seed=seed)
+
+
+def tokens(B: int = 3, T: int = 8) -> torch.Tensor:
+    return torch.randint(11, (B, T), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("norm", NormKind)
+@pytest.mark.parametrize("placement", Placement)
+def test_no_token_sees_a_later_one(norm, placement):
+    model = build(norm=norm, placement=placement).eval()
+    x = tokens()
+    changed = x.clone()
+    changed[:, 5] = (x[:, 5] + 1) % 11
+    a, b = model(x), model(changed)
+    assert a.shape == (3, 8, 11)
+    assert torch.equal(a[:, :5], b[:, :5])
+    assert not torch.allclose(a[:, 5:], b[:, 5:])
+
+
+def test_variants_share_every_common_initial_weight_bit_for_bit():
+    models = [build(norm=n, placement=p, bias=b) for n in NormKind for p in Placement for b in (False, True)]
+    weights = [dict(m.named_parameters()) for m in models]
+    common = set.intersection(*(set(w) for w in weights))
+    assert "blocks.1.mlp.down.weight" in common
+    for name in common:
+        assert all(torch.equal(w[name], weights[0][name]) for w in weights)
+
+
+def test_init_is_keyed_by_seed_and_name():
+    a, b, other = build(1), build(1), build(2)
+    assert torch.equal(a.blocks[0].mlp.down.weight, b.blocks[0].mlp.down.weight)
+    assert not torch.equal(a.blocks[0].mlp.down.weight, other.blocks[0].mlp.down.weight)
+    assert not torch.equal(a.blocks[0].attention.out.weight, a.blocks[1].attention.out.weight)
+
+
+def test_init_does_not_depend_on_the_global_generator():
+    torch.manual_seed(5)
+    a = build()
+    torch.manual_seed(6)
+    assert torch.equal(a.embedding.weight, build().embedding.weight)
+
+
+def test_init_scale():
+    model = build(n_embd=256, n_head=4)
+    std = {name: p.std().item() for name, p in model.named_parameters()}
+    assert std["embedding.weight"] == pytest.approx(0.02, rel=0.05)
+    assert std["blocks.0.mlp.gate_up.weight"] == pytest.approx(0.02, rel=0.05)
+    assert std["blocks.0.mlp.down.weight"] == pytest.approx(0.02 / math.sqrt(4), rel=0.05)
+    assert init_std("blocks.0.attention.out.weight", 8) == 0.02 / 4
+
+
+def test_initial_loss_is_that_of_guessing():
+    loss = build(vocab_size=11)(tokens(), (tokens() + 1) % 11)
+    assert loss.item() == pytest.approx(math.log(11), rel=0.05)
+
+
+def test_ignored_targets_do_not_count():
+    model, x = build(), tokens()
+    y = x.clone()
+    y[:, 4:] = -100
+    kept = torch.nn.functional.cross_entropy(model(x)[:, :4].flatten(0, 1), y[:, :4].flatten())
+    assert model(x, y).item() == pytest.approx(kept.item(), rel=1e-6)
+
+
+def test_post_placement_normalises_the_stream():
+    model = build(placement=Placement.post)
+    seen = []
+    model.blocks[-1].register_forward_hook(lambda _, __, out: seen.append(out))
+    model(tokens())
+    assert torch.allclose(seen[0].square().mean(-1), torch.ones(3, 8), atol=1e-2)
+    assert isinstance(model.final_norm, torch.nn.Identity)
+
+
+def test_counts():
+    model = build(vocab_size=11, vocab_multiple=8)
+    hidden, C = 64, 16
+    assert model.vocab_size == 16
+    matrices = 2 * (C * 3 * C + C * C + C * 2 * hidden + hidden * C)
+    assert model.num_params() == matrices + 16 * C + 5 * C  # embedding, and five gains
+    assert model.flops_per_token() == 6 * (matrices + 16 * C) + 12 * 2 * C * 8
+    untied = build(vocab_size=11, vocab_multiple=8, tie_embeddings=False)
+    assert untied.num_params() == model.num_params() + 16 * C
+    assert untied.flops_per_token() == model.flops_per_token()
+
+
+def test_backends_agree():
+    x = tokens()
+    losses = [
+        build(kernels=k, norm=n)(x, x).item() for n in NormKind for k in (Kernels.torch, Kernels.plain, Kernels.triton)
+    ]
+    assert losses[:3] == pytest.approx([losses[0]] * 3, abs=1e-6)
+    assert losses[3:] == pytest.approx([losses[3]] * 3, abs=1e-6)
+
+
+def test_generation_is_seeded_and_stays_in_the_vocabulary():
+    model = build(vocab_size=11, vocab_multiple=64).eval()
+    draws = [model.generate(tokens(2, 1), 20, generator=torch.Generator().manual_seed(3), n_vocab=11) for _ in range(2)]
+    assert draws[0].shape == (2, 21)
+    assert torch.equal(*draws)
+    assert draws[0].max() < 11
+
+
+def test_rope_table():
+    cos, sin = rope_table(16, 8)
+    assert cos.shape == sin.shape == (16, 4)
+    assert torch.allclose(cos[3, 1], torch.tensor(math.cos(3 * 10_000 ** (-2 / 8))))
+    assert torch.allclose(sin[3, 1], torch.tensor(math.sin(3 * 10_000 ** (-2 / 8))))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"n_embd": 130, "n_head": 4}, "the nearest is 128"),
+        ({"n_embd": 12, "n_head": 4}, "n_embd=16 would"),
+        ({"n_layer": 0}, "n_layer"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"norm": NormConfig(eps=0.0)}, "eps"),
+    ],
+)
+def test_impossible_sizes_are_refused(options, match):
+    with pytest.raises(UserError, match=match):
+        ModelConfig(**options)
