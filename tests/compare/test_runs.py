@@ -1,0 +1,80 @@
+"""Reading run folders back, torn lines included."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from compare.report import gap_sentences, print_summary
+from compare.runs import load_run, read_metrics, summarize
+from compare.stats import loss_gap
+
+CONFIG = {
+    "train": {"batch_size": 2},
+    "model": {"block_size": 5},
+    "optim": {"warmup": 1},
+    "compare": {"tolerance": 0.02},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    records = [{"step": 0, "val/loss": 3.0, "val/bpb": 4.0}]
+    records += [
+        {"step": s, "train/loss": 3.0 - s / 10, ("time/warmup_ms" if s < 4 else "time/step_ms"): 10.0 * s}
+        for s in range(1, 11)
+    ]
+    records += [{"step": 10, "val/loss": 2.0, "val/bpb": 2.5}, {"step": 10, "compare/gap": 0.1}]
+    text = "\n".join(json.dumps(r) for r in records)
+    (tmp_path / "metrics.jsonl").write_text(text + '\n{"step": 11, "train/lo')
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path
+
+
+def test_load_and_summarize(folder):
+    run = load_run(folder)
+    assert run.step.tolist() == list(range(1, 11))
+    assert np.isnan(run.step_ms[:3]).all()
+    assert run.val_step.tolist() == [0, 10]
+    summary = summarize(run)
+    assert summary["train/loss"] == pytest.approx(2.0)
+    assert (summary["val/loss"], summary["val/bpb"], summary["step"]) == (2.0, 2.5, 10)
+    assert summary["time/step_ms"] == 70.0
+    assert summary["time/tokens_per_s"] == pytest.approx(10 / 0.07)
+
+
+def test_a_diverged_loss_is_nan(folder):
+    (folder / "metrics.jsonl").write_text('{"step": 1, "train/loss": null}\n')
+    assert np.isnan(load_run(folder).loss[0])
+
+
+def test_nothing_recorded(folder):
+    (folder / "metrics.jsonl").unlink()
+    assert read_metrics(folder / "metrics.jsonl") == []
+    summary = summarize(load_run(folder))
+    assert summary["step"] == 0
+    assert {summary[k] for k in summary if k != "step"} == {None}
+
+
+def test_no_run(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        load_run(tmp_path)
+
+
+def test_the_printed_words(folder, capsys):
+    summary = summarize(load_run(folder)) | {"peak_memory_mib": None}
+    gap = loss_gap(np.ones(20), np.ones(20) + 0.001, warmup=0, tolerance=0.02)
+    sentences = gap_sentences(gap, None, candidate="b", baseline="a", tolerance=0.02)
+    print_summary({"b": summary, "a": summary}, sentences, {"b": "text"}, ["runs/b"])
+    out = capsys.readouterr().out
+    for words in (
+        "2.0000",
+        "n/a",
+        "+0.0010 nats/token (too few steps",
+        "no seed noise measured",
+        "not measured",
+        "b writes",
+        "runs/b",
+    ):
+        assert words in out
