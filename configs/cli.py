@@ -1,0 +1,178 @@
+"""The command line: Hydra, near names for typing errors, mistakes without a traceback, and the twin of `against`."""
+
+import difflib
+import errno
+import functools
+import hashlib
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import hydra
+from hydra._internal.utils import get_args
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from configs.schema import Config, register
+from errors import UserError
+
+FOLDER = Path(__file__).parent
+TWIN_GROUPS = ("norm", "placement")
+NAMED_GROUPS = ("norm", "placement", "model", "data")  # in the order of a run's name
+NOT_IN_NAME = {*NAMED_GROUPS, "seed", "name", "runs_dir", "against", "resume", "overwrite", "force", "train.stop_at"}
+
+
+def near(name: str, names: list[str]) -> str:
+    """The names most like `name`, as the end of a sentence."""
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close += [n for n in names if n.split(".")[-1] == name.split(".")[-1] and n not in close]
+    return f"near names: {', '.join(close)}" if close else f"there are: {', '.join(sorted(names))}"
+
+
+def options(group: str, folders: list[Path]) -> list[str]:
+    return sorted({f.stem for folder in folders for f in (folder / group).glob("*.yaml")})
+
+
+def schema_keys(node: type = Config, prefix: str = "") -> list[str]:
+    """Every dotted key of the schema, sections included."""
+    keys = []
+    for f in fields(node):
+        keys.append(prefix + f.name)
+        if is_dataclass(f.type):
+            keys += schema_keys(f.type, f"{prefix}{f.name}.")
+    return keys
+
+
+def check_overrides(args: list[str]) -> None:
+    """Refuses options and keys that do not exist, with the near names. Hydra lets `+optim.lrr=1` through."""
+    parsed = get_args(args)
+    folders = [FOLDER, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
+    groups = [d.name for folder in folders for d in sorted(folder.iterdir()) if any(d.glob("*.yaml"))]
+    keys = schema_keys()
+    try:
+        overrides = OverridesParser.create().parse_overrides(parsed.overrides)
+    except OverrideParseException as e:
+        raise UserError(f"cannot read {e.override!r}; options are written key=value, for example norm=rmsnorm") from e
+    for override in overrides:
+        key = override.key_or_group
+        if key.split("/")[0].split(".")[0] == "hydra":
+            continue
+        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else [override.value()]
+        for value in values:
+            if key in groups:
+                names = options(key, folders)
+                if isinstance(value, str) and value not in names:
+                    raise UserError(f"{key}={value} is not an option of {key}; {near(value, names)}")
+            elif key not in keys:
+                raise UserError(f"there is no key {key!r}; {near(key, keys + groups)}")
+            else:
+                check_value(key, value)
+
+
+def check_value(key: str, value) -> None:
+    """Refuses a value that the schema's type cannot take."""
+    try:
+        OmegaConf.update(OmegaConf.structured(Config), key, value)
+    except OmegaConfBaseException as e:
+        raise UserError(f"{key}={value} does not fit: {str(e).splitlines()[0]}") from e
+
+
+def run_name(choices: dict[str, str], overrides: list[str], seed: int) -> str:
+    """norm-placement-model-data-sSEED, then every other override; at most 200 characters."""
+    parts = [choices[group] for group in NAMED_GROUPS] + [f"s{seed}"]
+    for key, value in sorted(o.lstrip("+~").partition("=")[::2] for o in overrides):
+        if key not in NOT_IN_NAME and not key.startswith(("wandb.", "hydra")):
+            parts.append(f"{key}={Path(value).name if key.endswith('path') else value}")
+    name = re.sub(r"[^\w.,=+-]+", "_", "-".join(parts))
+    return name if len(name) <= 200 else f"{name[:187]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def to_config(cfg: DictConfig) -> Config:
+    return OmegaConf.to_object(cfg)
+
+
+def with_twin(cfg: DictConfig) -> list[Config]:
+    """The run that was asked for and, with `against`, its twin: composed anew with that one option changed."""
+    job = HydraConfig.get()
+    choices, overrides = dict(job.runtime.choices), list(job.overrides.task)
+    run = to_config(cfg)
+    given_name, run.name = run.name, run.name or run_name(choices, overrides, run.seed)
+    if run.against is None:
+        return [run]
+    by_option = {name: group for group in TWIN_GROUPS for name in options(group, [FOLDER])}
+    if run.against not in by_option:
+        raise UserError(
+            f"against={run.against} is no option of norm or placement; {near(run.against, list(by_option))}"
+        )
+    group = by_option[run.against]
+    own = choices[group]
+    if own == run.against:
+        others = [name for name in options(group, [FOLDER]) if name != own]
+        raise UserError(f"against={own} is the run's own {group}; choose another: {', '.join(others)}")
+    changed = [o for o in overrides if o.partition("=")[0] not in (group, "against", "name")]
+    twin = to_config(hydra.compose("train", [*changed, f"{group}={run.against}"]))
+    if given_name:
+        twin.name = f"{given_name}-{run.against}"
+    else:
+        twin.name = f"{run_name({**choices, group: run.against}, overrides, twin.seed)}-vs-{own}"
+        run.name = f"{run.name}-vs-{run.against}"
+    return [run, twin]
+
+
+def command(task: Callable[[list[Config]], float]) -> Callable[[], None]:
+    """Turns `task(configs)` into a program's entry point. Exits 2 after a user's mistake, 130 after Ctrl-C.
+
+    In a sweep a job that fails says so and the next one goes on; the sweep then ends with exit status 1.
+    """
+    failures: list[str] = []
+
+    @functools.wraps(task)
+    def job(cfg: DictConfig) -> float:
+        sweep = HydraConfig.get().mode.name == "MULTIRUN"
+        try:
+            configs = with_twin(cfg)
+            for run in configs if sweep else []:  # the same sweep once more skips what is finished and resumes the rest
+                run.resume = not run.overwrite
+            return task(configs)
+        except UserError as e:
+            print(f"error: {e}", file=sys.stderr)
+            if not sweep:
+                sys.exit(e.exit_code)
+        except OSError as e:
+            if e.errno != errno.ENOSPC:
+                raise
+            print(
+                f"error: no space left for {e.filename or 'the run'}; what was saved before is whole: make room and "
+                "add resume=true",
+                file=sys.stderr,
+            )
+            if not sweep:
+                sys.exit(1)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            sys.exit(130)
+        except Exception:
+            if not sweep:
+                raise
+            traceback.print_exc()
+        failures.append(" ".join(HydraConfig.get().overrides.task))
+        return float("nan")
+
+    def entry() -> None:
+        register()
+        try:
+            check_overrides(sys.argv[1:])
+        except UserError as e:
+            sys.exit(print(f"error: {e}", file=sys.stderr) or e.exit_code)
+        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name="train")(job)()
+        if failures:
+            print(f"{len(failures)} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
+            sys.exit(1)
+
+    return entry

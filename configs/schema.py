@@ -1,0 +1,56 @@
+"""The whole configuration, typed. YAML groups beside this file carry values only."""
+
+from dataclasses import dataclass, field
+
+from hydra.core.config_store import ConfigStore
+
+from data.config import DataConfig
+from model.config import Kernels, ModelConfig
+from training.config import (
+    CheckpointConfig,
+    CompareConfig,
+    Compile,
+    Device,
+    Dtype,
+    OptimConfig,
+    TrainConfig,
+    WandbConfig,
+)
+
+
+@dataclass
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
+    name: str | None = None
+    """The run's folder under runs_dir; made from what was chosen when not given."""
+    runs_dir: str = "runs"
+    seed: int = 1337
+    """Initial weights and dropout."""
+    data_seed: int = 1337
+    """Order of the batches."""
+    device: Device = Device.auto
+    dtype: Dtype = Dtype.auto
+    """auto = bfloat16 autocast on CUDA, float32 elsewhere."""
+    compile: Compile = Compile.auto
+    """auto = full on CUDA, eager elsewhere; the choice is written into the run's config.yaml."""
+    kernels: Kernels = Kernels.auto
+    """auto = triton on CUDA, torch's own fused norms elsewhere."""
+    deterministic: bool = False
+    """Deterministic algorithms on CUDA too; on a CPU they are always on."""
+    against: str | None = None
+    """An option of norm or placement: also train the twin that differs in it alone, in lockstep."""
+    resume: bool = False
+    overwrite: bool = False
+    force: bool = False
+    """Resume although the configuration has changed."""
+
+
+def register() -> None:
+    """Makes `Config` the schema that train.yaml is held against."""
+    ConfigStore.instance().store(name="schema", node=Config)

@@ -1,0 +1,136 @@
+"""Options that do not exist, names of runs, the twin of `against`; sweeps and exit codes through the real program."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from configs.cli import check_overrides, options, run_name, schema_keys
+from configs.schema import register
+from errors import UserError
+from model.config import NormKind, Placement
+from tests.conftest import ROOT
+
+
+@pytest.fixture(autouse=True)
+def schema():
+    register()
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("norm=rms", "rmsnorm"),
+        ("norm=layernorm,rms", "rmsnorm"),
+        ("optim.lrr=1", "optim.lr"),
+        ("+optim.lrr=1", "optim.lr"),
+        ("lr=1", "optim.lr"),
+        ("placment=post", "placement"),
+        ("experiment=nanogpt", "nanogpt_cpu"),
+        ("optim.lr=fast", "could not be converted"),
+        ("train.steps=1.5", "could not be converted"),
+        ("device=gpu", "expected one of"),
+        ("norm", "key=value"),
+    ],
+)
+def test_refused(override, near):
+    with pytest.raises(UserError, match=near):
+        check_overrides([override])
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["norm=rmsnorm", "optim.lr=1", "optim.lr=1e-3,1e-4", "experiment=null", "data.path='a b'", "~experiment", "name=x",
+     "hydra.verbose=true", "train.eval_tokens=null", "optim.lr=${optim.min_lr}", "seed=range(1,4)"],
+)  # fmt: skip
+def test_accepted(override):
+    check_overrides([override])
+
+
+def test_config_dir_adds_options(tmp_path):
+    (tmp_path / "norm").mkdir()
+    (tmp_path / "norm" / "mine.yaml").write_text("")
+    check_overrides([f"--config-dir={tmp_path}", "norm=mine"])
+
+
+def test_every_option_of_a_table_has_its_yaml():
+    folder = [ROOT / "configs"]
+    assert options("norm", folder) == sorted(NormKind)
+    assert options("placement", folder) == sorted(Placement)
+    assert not set(options("norm", folder)) & set(options("placement", folder))
+
+
+def test_schema_keys():
+    assert {"model.norm.eps", "optim.lr", "name", "train"} <= set(schema_keys())
+
+
+def test_run_name():
+    choices = {"norm": "rmsnorm", "placement": "pre", "model": "tiny", "data": "stdlib", "experiment": "x"}
+    name = run_name(choices, ["norm=rmsnorm", "optim.lr=1e-3", "resume=true", "wandb.mode=offline"], 7)
+    assert name == "rmsnorm-pre-tiny-stdlib-s7-optim.lr=1e-3"
+    assert run_name(choices, ["data.path=../some/where.txt"], 7).endswith("-data.path=where.txt")
+    long = [f"data.path={'x' * 300}{i}" for i in range(2)]
+    names = [run_name(choices, [o], 7) for o in long]
+    assert len({*names}) == 2
+    assert all(len(n) <= 200 for n in names)
+
+
+def program(tmp_path, *args: str, check: bool = True, env=None) -> subprocess.CompletedProcess:
+    small = [
+        f"runs_dir={tmp_path}/runs", f"data.cache_dir={tmp_path}/tokens", "data=text", f"data.path={tmp_path}/text.txt",
+        "model.n_layer=1", "model.n_embd=16", "model.n_head=1", "model.block_size=16", "train.steps=3",
+        "train.batch_size=2", "train.eval_tokens=64", "train.sample_chars=0", "wandb.mode=disabled",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "train.py", *args, *small], cwd=ROOT, capture_output=True, text=True, timeout=300, env=env
+    )
+    assert done.returncode == 0 or not check, done.stderr
+    return done
+
+
+def test_the_twin_differs_in_one_key_alone(tmp_path, text_file):
+    program(tmp_path, "norm=rmsnorm", "against=layernorm", "optim.lr=1e-2")
+    texts = {f.parent.name: f.read_text().splitlines() for f in tmp_path.glob("runs/*/config.yaml")}
+    a, b = (texts[name] for name in sorted(texts))
+    differing = {line.split(":")[0].strip() for x, y in zip(a, b, strict=True) if x != y for line in (x, y)}
+    assert differing == {"kind", "name", "against"}
+    assert [name.split("-")[0] for name in sorted(texts)] == ["layernorm", "rmsnorm"]
+    assert all("-vs-" in name for name in texts)
+
+
+def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path, text_file):
+    args = ["-m", "norm=layernorm,rmsnorm", "optim.beta1=0.9,1.5"]
+    done = program(tmp_path, *args, check=False)
+    assert done.returncode == 1
+    assert "2 jobs failed" in done.stderr
+    assert "Traceback" not in done.stderr
+    finished = [json.loads(f.read_text())["status"] for f in tmp_path.glob("runs/*/summary.json")]
+    assert finished == ["finished"] * 2
+    again = program(tmp_path, "-m", "norm=layernorm,rmsnorm", "optim.beta1=0.9")
+    assert again.stderr.count("finished before") == 2
+
+
+@pytest.mark.parametrize(
+    "args", [["norm=rms"], ["norm=rmsnorm", "against=rmsnorm"], ["against=nothing"], ["model.dropout=2"]]
+)
+def test_a_mistake_exits_2_without_a_traceback(tmp_path, args):
+    (tmp_path / "text.txt").write_text("x" * 1000)
+    done = program(tmp_path, *args, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*/config.yaml"))
+
+
+def test_hydra_habits(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "train.py", "--cfg", "job", "norm=rmsnorm"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "kind: rmsnorm" in done.stdout
+    help_ = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "norm: layernorm, rmsnorm" in help_.stdout

@@ -1,0 +1,175 @@
+"""Train a GPT, or two that differ in one word, and say what the word changed.
+
+    python train.py norm=rmsnorm against=layernorm
+
+Reads from top to bottom: build, loop, summary. The network is in model/, what a run is made of in training/.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+import torch
+
+from compare.report import compare_pair, gap_sentences, print_summary
+from compare.runs import load_run
+from compare.stats import loss_gap, paired_ratios
+from configs.cli import command
+from configs.schema import Config
+from data.loader import TrainBatches, batch_hash, eval_blocks
+from data.tokens import TokenData, open_tokens
+from errors import UserError
+from training.device import make_deterministic, settle
+from training.environment import describe
+from training.folder import check_folder, finished_summary
+from training.optim import parameter_groups
+from training.run import Diverged, Run, resume
+from training.stop import StopSignal
+from training.terminal import Screen
+from training.tracker import wandb_mode
+
+HASHED_STEPS = (0, 1, 100)
+
+
+def say(*words) -> None:
+    print(*words, file=sys.stderr, flush=True)
+
+
+def train(configs: list[Config]) -> float:
+    """Trains one run, or two in lockstep on the same batches; returns the first one's final validation loss."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UserError("this version trains in one process; start it without torchrun")
+    for cfg in configs:
+        settle(cfg)
+        check_folder(cfg)
+    done = [finished_summary(cfg) for cfg in configs]
+    if all(done):
+        say(f"{' and '.join(cfg.name for cfg in configs)}: finished before")
+        return done[0]["val/loss"]
+
+    runs, batches, val = build(configs)
+    start = resume(runs, say) if configs[0].resume else 0
+    environment = describe(runs[0].device) | {
+        "data": {k: v for k, v in runs[0].data.record.items() if k != "token_bytes"},
+        "batch_hashes": {step: batch_hash(*batches(step)) for step in HASHED_STEPS},
+    }
+    mode = wandb_mode(configs[0].wandb.mode)
+    for run in runs:
+        mode = run.open(environment, mode=mode)
+    announce(runs, start)
+
+    status = "failed"
+    try:
+        signal = loop(runs, batches, val, start)
+        status = "interrupted" if signal else "finished"
+    except Diverged:
+        status = "diverged"
+        raise
+    finally:
+        summaries = [run.close(status) for run in runs]
+        if configs[0].compile == "full":
+            torch.compiler.reset()  # a sweep's next job starts with no compiled code of this one
+    if signal:
+        again = [a for a in environment["command"].split(" ") if a not in ("overwrite=true", "resume=true")]
+        say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {' '.join(again)} resume=true")
+        sys.exit(128 + signal)
+    report(runs, summaries)
+    return summaries[0]["val/loss"]
+
+
+def build(configs: list[Config]) -> tuple[list[Run], TrainBatches, tuple[torch.Tensor, torch.Tensor]]:
+    """Runs that share one data set, its training batches, and its fixed validation blocks (x, y), each (N, T)."""
+    cfg = configs[0]
+    make_deterministic(cfg)
+    data: TokenData = open_tokens(cfg.data, say)
+    block_size = cfg.model.block_size
+    batches = TrainBatches(data.train, block_size=block_size, batch_size=cfg.train.batch_size, seed=cfg.data_seed)
+    x, y = eval_blocks(data.val, block_size=block_size, n_tokens=cfg.train.eval_tokens)
+    return [Run(c, data) for c in configs], batches, (torch.from_numpy(x), torch.from_numpy(y))
+
+
+def announce(runs: list[Run], start: int) -> None:
+    cfg, data = runs[0].cfg, runs[0].data
+    for run in runs:
+        decayed, rest = (sum(p.numel() for p in g["params"]) for g in parameter_groups(run.model, run.cfg.optim))
+        say(f"{run.label}: {run.model.num_params():,} parameters, {decayed:,} decayed and {rest:,} not")
+    padded = runs[0].model.vocab_size - data.vocab_size
+    say(
+        f"data: {len(data.train):,} training and {len(data.val):,} validation tokens, vocabulary {data.vocab_size}"
+        + (f" padded by {padded}" if padded else "")
+    )
+    say(f"{cfg.train.batch_size * cfg.model.block_size:,} tokens a step, in {cfg.train.accumulate} micro-batches")
+    say(
+        f"device {cfg.device}, {cfg.dtype}, kernels {cfg.kernels}, compile {cfg.compile}, "
+        f"{torch.get_num_threads()} threads; step {start} of {cfg.train.last_step}"
+    )
+
+
+def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor], start: int) -> int | None:
+    """Steps every run on the same batches until the last step, or until a signal, whose number it returns."""
+    cfg, device = runs[0].cfg, runs[0].device
+    last = cfg.train.last_step
+    with Screen([run.label for run in runs], start=start, last=last) as screen, StopSignal() as stop:
+        for step in range(start, last + 1):
+            if step % cfg.train.eval_every == 0 or step == last:
+                screen.evaluated(step, [run.evaluate(step, *val) for run in runs])
+                if len(runs) == 2:
+                    compare_live(*runs, step)
+            if step == last:
+                break
+            began = time.perf_counter()
+            x, y = (torch.from_numpy(tokens).to(device) for tokens in batches(step))
+            data_ms = 1e3 * (time.perf_counter() - began)
+            for run in runs if step % 2 == 0 else reversed(runs):  # ABBA: neither twin always goes first
+                run.step(step, x, y, data_ms)
+
+            done = step + 1
+            stopped = bool(stop)  # read once: a signal may come at any line
+            save = stopped or done == last or (cfg.checkpoint.every and done % cfg.checkpoint.every == 0)
+            if save or done % cfg.train.log_every == 0 or done % cfg.train.eval_every == 0:
+                records = [run.flush() for run in runs]
+                screen.show(done, records)
+                for run, new in zip(runs, records, strict=True):
+                    run.check_finite(new)
+            if save:
+                for run in runs:
+                    run.save(done)
+            if stopped:
+                return stop.number
+    return None
+
+
+def compare_live(candidate: Run, baseline: Run, step: int) -> None:
+    """Records on the candidate how far it lies from its twin so far, by the definitions of the final summary."""
+    cfg = candidate.cfg
+    a, b = (np.array(run.losses) for run in (baseline, candidate))
+    gap = loss_gap(a, b, warmup=cfg.optim.warmup, tolerance=cfg.compare.tolerance)
+    if gap is None:
+        return
+    ratios = paired_ratios(np.array(baseline.step_ms), np.array(candidate.step_ms))
+    record = {"step": step, "tokens": step * cfg.train.batch_size * cfg.model.block_size}
+    record |= {"compare/gap": gap.gap, "compare/gap_abs": gap.gap_abs, "compare/overlap": gap.overlap}
+    if len(ratios):
+        record["compare/step_time_ratio"] = float(np.median(ratios))
+    candidate.tracker.log([record])
+
+
+def report(runs: list[Run], summaries: list[dict]) -> None:
+    """The table a run ends with, what separates it from its twin, and a sample of each one's writing."""
+    sentences = []
+    if len(runs) == 2:
+        candidate, baseline = runs
+        gap, ratio = compare_pair(load_run(candidate.folder), load_run(baseline.folder))
+        tolerance = candidate.cfg.compare.tolerance
+        sentences = gap_sentences(gap, ratio, candidate=candidate.label, baseline=baseline.label, tolerance=tolerance)
+    n_chars = runs[0].cfg.train.sample_chars
+    samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
+    by_label = {run.label: summary for run, summary in zip(runs, summaries, strict=True)}
+    print_summary(by_label, sentences, samples, [str(run.folder) for run in runs])
+
+
+main = command(train)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Where and how a model runs: device, dtype, kernels, compilation, determinism. Every `auto` is settled here, once."""
+
+import os
+
+import torch
+
+from errors import UserError
+from model.config import Kernels
+from training.config import Compile, Device, Dtype
+
+AVAILABLE = {
+    Device.cuda: torch.cuda.is_available,
+    Device.mps: torch.backends.mps.is_available,
+    Device.cpu: lambda: True,
+}
+CHOICES = ("device", "dtype", "compile", "kernels")
+
+
+def settle(cfg) -> None:
+    """Replaces every `auto` of a run's Config by its choice for this machine; UserError where one cannot be had."""
+    if cfg.device == Device.auto:
+        cfg.device = next(device for device, available in AVAILABLE.items() if available())
+    if not AVAILABLE[cfg.device]():
+        here = [device for device, available in AVAILABLE.items() if available()]
+        raise UserError(f"device={cfg.device} is not to be had on this machine; choose device={' or '.join(here)}")
+    cuda = cfg.device == Device.cuda
+    if cfg.dtype == Dtype.auto:
+        cfg.dtype = Dtype.bfloat16 if cuda else Dtype.float32
+    if cfg.compile == Compile.auto:
+        cfg.compile = Compile.full if cuda else Compile.eager
+    if cfg.kernels == Kernels.auto:
+        cfg.kernels = Kernels.triton if cuda else Kernels.torch
+    if cfg.kernels == Kernels.triton:
+        check_triton(cfg.device)
+
+
+def check_triton(device: Device) -> None:
+    try:
+        import triton
+    except ImportError as e:
+        raise UserError("kernels=triton needs Triton, which is not installed here; choose kernels=torch") from e
+    if device != Device.cuda and not triton.knobs.runtime.interpret:
+        raise UserError(
+            f"kernels=triton needs a GPU, and this run is on device={device}; choose kernels=torch, or set "
+            "TRITON_INTERPRET=1 to run the kernels, slowly, in Triton's interpreter"
+        )
+
+
+def make_deterministic(cfg) -> None:
+    """Deterministic algorithms: always on a CPU, by choice on CUDA."""
+    on = cfg.device == Device.cpu or cfg.deterministic
+    if on and cfg.device == Device.cuda:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(on)

@@ -1,0 +1,266 @@
+"""One model being trained: its weights, optimiser, folder and records. The loop steps a list of these."""
+
+import json
+import math
+import shutil
+import uuid
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor
+
+from compare.runs import load_run, summarize
+from data.tokens import TokenData
+from errors import UserError
+from model.gpt import GPT
+from model.init import keyed_generator
+from training import checkpoint
+from training.config import Compile, WandbMode
+from training.folder import folder_of, plain
+from training.optim import build_optimizer, guarded_update
+from training.schedule import lr_at
+from training.timing import WARMUP_STEPS, now, peak_flops, process_peak_mib
+from training.tracker import Tracker, cut_metrics, start_wandb
+
+
+class Diverged(UserError):
+    """A loss or gradient that is not finite; the weights are those before it."""
+
+    exit_code = 1
+
+
+class Run:
+    """Builds the model and its optimiser, and claims its folder. `data` is shared by all runs of a process."""
+
+    def __init__(self, cfg, data: TokenData):
+        self.cfg, self.data, self.folder = cfg, data, folder_of(cfg)
+        self.device = torch.device(cfg.device)
+        self.model = GPT(cfg.model, data.vocab_size, kernels=cfg.kernels, seed=cfg.seed).to(self.device)
+        self.optimizer = build_optimizer(self.model, cfg.optim)
+        self.loss = (
+            torch.compile(self.model, fullgraph=True, dynamic=False) if cfg.compile == Compile.full else self.model
+        )
+        self.peak_flops = peak_flops(self.device, cfg.dtype)
+        self.best_val_loss: float | None = None
+        self.wandb_id = uuid.uuid4().hex[:8]
+        self.pending: list[tuple[dict, Tensor, Tensor]] = []
+        self.losses: list[float] = []
+        self.step_ms: list[float] = []  # NaN while the process warms up
+        self.n_timed = 0
+        state = checkpoint.optim_tensors(self.model, self.optimizer) | checkpoint.model_tensors(self.model)
+        self.own_bytes = sum(
+            t.nbytes for t in state.values()
+        )  # what this run holds between steps; a twin holds its own
+        self.peak_memory_mib: float | None = None
+        self.tracker: Tracker | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells a run from its twin."""
+        return f"{self.cfg.model.norm.kind}-{self.cfg.model.placement}"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def autocast(self):
+        bfloat16 = self.cfg.dtype == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
+
+    # one step
+
+    def step(self, step: int, x: Tensor, y: Tensor, data_ms: float) -> None:
+        """Step number `step`, from 0, on tokens x and targets y, each (batch_size, block_size); flush() reads it."""
+        cfg = self.cfg
+        self.model.train()
+        began = self._start_clock()
+        loss = torch.zeros((), device=self.device)
+        for part, (xs, ys) in enumerate(zip(x.chunk(cfg.train.accumulate), y.chunk(cfg.train.accumulate), strict=True)):
+            if cfg.model.dropout:
+                torch.manual_seed(keyed_generator(cfg.seed, f"dropout {step} {part}").initial_seed())
+            with self.autocast():
+                part_loss = self.loss(xs, ys) / cfg.train.accumulate
+            part_loss.backward()
+            loss += part_loss.detach()
+        lr = self.lr_at(step)
+        norm = guarded_update(self.optimizer, self.model, loss=loss, lr=lr, clip=cfg.train.grad_clip)
+        record = {"step": step + 1, "tokens": (step + 1) * x.numel(), "train/lr": lr, "time/data_ms": data_ms}
+        record |= self._stop_clock(began, x.numel())
+        self.pending.append((record, loss, norm))
+
+    def lr_at(self, step: int) -> float:
+        o = self.cfg.optim
+        return lr_at(step, peak=o.lr, floor=o.min_lr, warmup=o.warmup, total=self.cfg.train.steps, shape=o.schedule)
+
+    def _start_clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.others_bytes = torch.cuda.memory_allocated(self.device) - self.own_bytes
+        return now(self.device)
+
+    def _stop_clock(self, began: float, n_tokens: int) -> dict[str, float]:
+        seconds = now(self.device) - began
+        if self.device.type == "cuda":
+            peak = (torch.cuda.max_memory_allocated(self.device) - self.others_bytes) / 2**20
+            self.peak_memory_mib = max(peak, self.peak_memory_mib or 0)
+        self.n_timed += 1
+        if self.n_timed <= WARMUP_STEPS:
+            return {"time/warmup_ms": 1e3 * seconds}
+        times = {"time/step_ms": 1e3 * seconds, "time/tokens_per_s": n_tokens / seconds}
+        if self.peak_flops:
+            times["time/mfu"] = self.model.flops_per_token() * n_tokens / seconds / self.peak_flops
+        return times
+
+    # records
+
+    def flush(self) -> list[dict]:
+        """Reads the pending losses and norms from the device and records them."""
+        if not self.pending:
+            return []
+        records, losses, norms = zip(*self.pending, strict=True)
+        self.pending = []
+        losses, norms = torch.stack(losses).tolist(), torch.stack(norms).tolist()
+        for record, loss, norm in zip(records, losses, norms, strict=True):
+            record |= {"train/loss": loss, "train/grad_norm": norm}
+        self.losses += losses
+        self.step_ms += [record.get("time/step_ms", math.nan) for record in records]
+        self.tracker.log(list(records))
+        return list(records)
+
+    def check_finite(self, records: list[dict]) -> None:
+        """Ends the run where a loss or gradient was not finite: no update was made from there on."""
+        for record in records:
+            loss, norm = record["train/loss"], record["train/grad_norm"]
+            if not math.isfinite(loss + norm):
+                kept = checkpoint.steps_saved(self.checkpoints)
+                raise Diverged(
+                    f"{self.label} diverged at step {record['step']}: loss {loss}, gradient norm {norm}, learning rate "
+                    f"{record['train/lr']:.3g}. That update was not made. Last checkpoint: "
+                    f"{checkpoint.step_folder(self.checkpoints, kept[-1]) if kept else 'none'}. "
+                    "A lower optim.lr or a longer optim.warmup usually helps"
+                )
+
+    @torch.no_grad()
+    def evaluate(self, step: int, x: Tensor, y: Tensor) -> dict:
+        """Validation loss, in nats per token and bits per byte, on x and y, (N, T); targets of -100 do not count."""
+        began = now(self.device)
+        self.model.eval()
+        total, n_tokens = 0.0, int((y >= 0).sum())
+        size = self.cfg.train.batch_size // self.cfg.train.accumulate
+        for xs, ys in zip(x.split(size), y.split(size), strict=True):
+            with self.autocast():
+                total += self.model(xs.to(self.device), ys.to(self.device)).double() * int((ys >= 0).sum())
+        loss = float(total) / n_tokens
+        n_bytes = int(torch.from_numpy(self.data.token_bytes)[y[y >= 0]].sum())
+        record = {
+            "step": step,
+            "tokens": step * self.cfg.train.batch_size * self.cfg.model.block_size,
+            "val/loss": loss,
+            "val/bpb": loss * n_tokens / n_bytes / math.log(2),
+            "time/eval_ms": 1e3 * (now(self.device) - began),
+        }
+        self.tracker.log([record])
+        self.keep_best(step, loss)
+        return record
+
+    def sample(self, n_chars: int) -> str:
+        """n_chars of text from the model, after the validation split's first token; the same for the same weights."""
+        self.model.eval()
+        start = torch.tensor([[int(self.data.val[0])]], device=self.device)
+        generator = keyed_generator(self.cfg.seed, "sample")
+        with self.autocast():
+            tokens = self.model.generate(start, n_chars, generator=generator, n_vocab=self.data.vocab_size)
+        text = self.data.encoding.decode(tokens[0].tolist(), errors="replace")[:n_chars]
+        return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+    # folder and checkpoints
+
+    def open(self, environment: dict, *, mode: WandbMode) -> WandbMode:
+        """Makes or reopens the run's folder, with config.yaml and environment.json, and starts its tracker.
+
+        Returns the W&B mode that came of it: offline where online could not be had, so that a twin need not try again.
+        """
+        if self.cfg.overwrite:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = plain(self.cfg)
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (self.folder / "environment.json").write_text(json.dumps(environment, indent=1))
+        wandb_run = start_wandb(
+            self.folder,
+            config=config,
+            name=self.cfg.name,
+            group=self.cfg.wandb.group,
+            tags=[str(self.cfg.model.norm.kind), str(self.cfg.model.placement)],
+            mode=mode,
+            run_id=self.wandb_id,
+        )
+        self.tracker = Tracker(self.folder, wandb_run)
+        return WandbMode.offline if wandb_run is not None and wandb_run.offline else mode
+
+    def save(self, step: int) -> None:
+        """Writes a checkpoint after `step` steps and removes the oldest beyond checkpoint.keep."""
+        state = {
+            "step": step,
+            "best_val_loss": self.best_val_loss,
+            "wandb_id": self.wandb_id,
+            "config": plain(self.cfg),
+        }
+        tensors = {
+            "model": checkpoint.model_tensors(self.model),
+            "optim": checkpoint.optim_tensors(self.model, self.optimizer),
+        }
+        checkpoint.save(checkpoint.step_folder(self.checkpoints, step), tensors, state)
+        checkpoint.prune(self.checkpoints, self.cfg.checkpoint.keep)
+
+    def keep_best(self, step: int, val_loss: float) -> None:
+        """Writes the weights to checkpoints/best where this is the lowest validation loss so far."""
+        if self.best_val_loss is None or val_loss < self.best_val_loss:
+            self.best_val_loss = val_loss
+            best = {"model": checkpoint.model_tensors(self.model)}
+            checkpoint.save(self.checkpoints / "best", best, {"step": step, "val_loss": val_loss})
+
+    def restore(self, step: int, tensors: dict[str, checkpoint.Tensors], state: dict) -> None:
+        """Puts the run where it was when `save(step)` wrote the checkpoint, and cuts its metrics there."""
+        what = str(checkpoint.step_folder(self.checkpoints, step))
+        checkpoint.restore(checkpoint.model_tensors(self.model), tensors["model"], what)
+        checkpoint.restore(checkpoint.optim_tensors(self.model, self.optimizer), tensors["optim"], what)
+        self.best_val_loss, self.wandb_id = state["best_val_loss"], state["wandb_id"]
+        cut_metrics(self.folder / "metrics.jsonl", step)
+        curves = load_run(self.folder)
+        self.losses, self.step_ms = curves.loss.tolist(), curves.step_ms.tolist()
+
+    def close(self, status: str) -> dict:
+        """Writes summary.json from what was recorded, ends the tracker; returns the summary."""
+        if self.peak_memory_mib is None:
+            self.peak_memory_mib = process_peak_mib()
+        summary = {"status": status, "num_params": self.model.num_params(), "peak_memory_mib": self.peak_memory_mib}
+        summary |= summarize(load_run(self.folder))
+        (self.folder / "summary.json").write_text(json.dumps(summary, indent=1))
+        self.tracker.close(summary, exit_code=0 if status == "finished" else 1)
+        return summary
+
+
+def resume(runs: list[Run], say=print) -> int:
+    """Restores all runs from the newest step that each of them has whole; 0 when none has any checkpoint.
+
+    A corrupt checkpoint is named and the one before it taken; UserError when every one is corrupt.
+    """
+    common = sorted(set.intersection(*({*checkpoint.steps_saved(run.checkpoints)} for run in runs)), reverse=True)
+    for step in common:
+        try:
+            loaded = [checkpoint.load(checkpoint.step_folder(run.checkpoints, step)) for run in runs]
+        except checkpoint.CorruptCheckpoint as e:
+            say(f"checkpoint of step {step} is corrupt ({e}); going back to the one before")
+            continue
+        for run, (tensors, state) in zip(runs, loaded, strict=True):
+            run.restore(step, tensors, state)
+        return step
+    if common:
+        raise UserError(
+            f"no checkpoint in {', '.join(str(r.checkpoints) for r in runs)} is whole; overwrite=true starts again"
+        )
+    for run in runs:
+        cut_metrics(run.folder / "metrics.jsonl", 0)
+    return 0
