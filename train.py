@@ -5,14 +5,16 @@
 Reads from top to bottom: build, loop, summary. The network is in model/, what a run is made of in training/.
 """
 
+import json
 import os
+import shlex
 import sys
 import time
 
 import numpy as np
 import torch
 
-from compare.report import compare_pair, gap_sentences, print_summary
+from compare.report import compare_pair, comparison_sentences, print_summary
 from compare.runs import load_run
 from compare.stats import loss_gap, paired_ratios
 from configs.cli import command
@@ -71,8 +73,8 @@ def train(configs: list[Config]) -> float:
         if configs[0].compile == "full":
             torch.compiler.reset()  # a sweep's next job starts with no compiled code of this one
     if signal:
-        again = [a for a in environment["command"].split(" ") if a not in ("overwrite=true", "resume=true")]
-        say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {' '.join(again)} resume=true")
+        again = [a for a in shlex.split(environment["command"]) if a not in ("overwrite=true", "resume=true")]
+        say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {shlex.join([*again, 'resume=true'])}")
         sys.exit(128 + signal)
     report(runs, summaries)
     return summaries[0]["val/loss"]
@@ -159,14 +161,12 @@ def report(runs: list[Run], summaries: list[dict]) -> None:
     """The table a run ends with, what separates it from its twin, and a sample of each one's writing."""
     sentences = []
     if len(runs) == 2:
-        candidate, baseline = runs
-        gap, ratio = compare_pair(load_run(candidate.folder), load_run(baseline.folder))
-        tolerance = candidate.cfg.compare.tolerance
-        sentences = gap_sentences(gap, ratio, candidate=candidate.label, baseline=baseline.label, tolerance=tolerance)
+        comparison = compare_pair(*(load_run(run.folder) for run in runs))
+        (runs[0].folder / "compare.json").write_text(json.dumps(comparison, indent=1))
+        sentences = comparison_sentences(comparison)
     n_chars = runs[0].cfg.train.sample_chars
     samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
-    by_label = {run.label: summary for run, summary in zip(runs, summaries, strict=True)}
-    print_summary(by_label, sentences, samples, [str(run.folder) for run in runs])
+    print_summary(summaries, sentences, samples, [str(run.folder) for run in runs])
 
 
 main = command(train)

@@ -1,11 +1,13 @@
 """The table that a run ends with."""
 
+from dataclasses import asdict
+
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from compare.runs import RunRecord
-from compare.stats import Gap, Ratio, loss_gap, step_time_ratio
+from compare.stats import loss_gap, step_time_ratio
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -23,47 +25,58 @@ ROWS = {
 }
 
 
-def summary_table(summaries: dict[str, dict]) -> Table:
-    """One column a run; `summaries` is label -> summary.json."""
-    table = Table("", *summaries, title=None)
+def summary_table(summaries: list[dict]) -> Table:
+    """One column a run; each entry is a summary.json."""
+    table = Table("", *(s["label"] for s in summaries))
     for name, cell in ROWS.items():
-        table.add_row(name, *(cell(summary) for summary in summaries.values()))
+        table.add_row(name, *map(cell, summaries))
     return table
 
 
-def gap_sentences(
-    gap: Gap | None, ratio: Ratio | None, *, candidate: str, baseline: str, tolerance: float
-) -> list[str]:
-    """What separates the candidate from the baseline, in words that claim no more than was measured."""
-    if gap is None:
-        return [f"{candidate} against {baseline}: no step after warm-up to compare"]
-    interval = (
-        "too few steps for an interval" if gap.interval is None else "95 % {:+.4f} to {:+.4f}".format(*gap.interval)
-    )
-    lines = [
-        f"gap       {gap.gap:+.4f} nats/token ({interval}): {candidate} minus {baseline}, mean over the last half",
-        f"gap_abs   {gap.gap_abs:.4f} nats/token, mean over {gap.n_steps} steps after warm-up",
-        f"overlap   {gap.overlap:.1%} of these steps within {tolerance} nats; no seed noise measured",
-        "          The interval describes this pair of runs. One seed cannot tell the norms apart.",
-    ]
-    if ratio is None:
-        return [*lines, "step time ratio not measured: too few timed steps"]
-    low, high = ratio.interval
-    return [*lines, f"step time ratio {ratio.median:.3f} (95 % {low:.3f} to {high:.3f}), steps interleaved"]
-
-
-def compare_pair(candidate: RunRecord, baseline: RunRecord) -> tuple[Gap | None, Ratio | None]:
-    """Gap and step-time ratio of two runs on the same batches, over the steps that both have."""
+def compare_pair(candidate: RunRecord, baseline: RunRecord) -> dict:
+    """Gap and step-time ratio of two runs on the same batches, over the steps that both have, as plain values."""
     n = min(len(candidate.loss), len(baseline.loss))
-    a, b = baseline, candidate
-    gap = loss_gap(a.loss[:n], b.loss[:n], warmup=b.warmup, tolerance=b.config["compare"]["tolerance"])
-    return gap, step_time_ratio(a.step_ms[:n], b.step_ms[:n])
+    tolerance = candidate.config["compare"]["tolerance"]
+    gap = loss_gap(baseline.loss[:n], candidate.loss[:n], warmup=candidate.warmup, tolerance=tolerance)
+    ratio = step_time_ratio(baseline.step_ms[:n], candidate.step_ms[:n])
+    return {
+        "candidate": candidate.label,
+        "baseline": baseline.label,
+        "tolerance": tolerance,
+        "gap": gap and asdict(gap),
+        "step_time_ratio": ratio and asdict(ratio),
+    }
 
 
-def print_summary(
-    summaries: dict[str, dict], sentences: list[str], samples: dict[str, str], folders: list[str]
-) -> None:
-    parts = [summary_table(summaries), *(Text(line) for line in sentences)]
+def comparison_sentences(comparison: dict) -> list[str]:
+    """A `compare_pair` in words that claim no more than was measured."""
+    gap, ratio = comparison["gap"], comparison["step_time_ratio"]
+    lines = ["{candidate} minus {baseline}, on the same batches:".format(**comparison)]
+    if gap is None:
+        lines.append("  no step after the learning rate's warm-up to compare losses in")
+    else:
+        known = gap["interval"] is not None
+        interval = "95 % {:+.4f} to {:+.4f}".format(*gap["interval"]) if known else "too few steps for an interval"
+        lines += [
+            f"  gap              {gap['gap']:+.4f} nats/token ({interval}), mean over the last half",
+            f"  gap_abs          {gap['gap_abs']:.4f} nats/token, mean over {gap['n_steps']} steps after warm-up",
+            f"  overlap          {gap['overlap']:.1%} of these steps within {comparison['tolerance']} nats/token",
+            "  No seed noise measured: the interval describes this pair of runs, not the two norms.",
+        ]
+    if ratio is None:
+        lines.append("  step time ratio  not measured: too few timed steps")
+    else:
+        interval = "95 % {:.3f} to {:.3f}".format(*ratio["interval"])
+        lines.append(f"  step time ratio  {ratio['median']:.3f} ({interval}), steps interleaved")
+    return lines
+
+
+def summary(summaries: list[dict], sentences: list[str]) -> Group:
+    return Group(summary_table(summaries), *(Text(line) for line in sentences))
+
+
+def print_summary(summaries: list[dict], sentences: list[str], samples: dict[str, str], folders: list[str]) -> None:
+    parts = [summary(summaries, sentences)]
     for label, sample in samples.items():
         parts += [Text(f"\n{label} writes:", style="bold"), Text(sample)]
-    Console(soft_wrap=True, highlight=False).print(Group(*parts, Text(f"\nruns: {' '.join(folders)}")))
+    Console(soft_wrap=True, highlight=False).print(*parts, Text(f"\nruns: {' '.join(folders)}"), sep="\n")

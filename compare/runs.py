@@ -26,6 +26,11 @@ class RunRecord:
     val_bpb: np.ndarray
 
     @property
+    def label(self) -> str:
+        """What tells a run from its twin."""
+        return f"{self.config['model']['norm']['kind']}-{self.config['model']['placement']}"
+
+    @property
     def tokens_per_step(self) -> int:
         return self.config["train"]["batch_size"] * self.config["model"]["block_size"]
 
@@ -75,6 +80,7 @@ def summarize(run: RunRecord) -> dict:
     times = run.step_ms[np.isfinite(run.step_ms)]
     p10, median, p90 = np.percentile(times, [10, 50, 90]) if len(times) else [None] * 3
     return {
+        "label": run.label,
         "step": int(run.step[-1]) if len(run.step) else 0,
         "train/loss": float(tail.mean()) if len(tail) else None,
         "val/loss": float(run.val_loss[-1]) if len(run.val_loss) else None,

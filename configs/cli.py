@@ -122,6 +122,7 @@ def with_twin(cfg: DictConfig) -> list[Config]:
     else:
         twin.name = f"{run_name({**choices, group: run.against}, overrides, twin.seed)}-vs-{own}"
         run.name = f"{run.name}-vs-{run.against}"
+    run.wandb.group = twin.wandb.group = run.wandb.group or run.name
     return [run, twin]
 
 

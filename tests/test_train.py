@@ -351,6 +351,17 @@ def test_a_run_without_network_or_key_neither_prompts_nor_stalls(tmp_path, overr
     assert list((tmp_path / "runs" / "run" / "wandb").glob("offline-run-*"))
 
 
+def test_an_unreachable_wandb_costs_seconds_and_one_line(tmp_path, overrides):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    env |= {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    args = [o for o in overrides if not o.startswith("train.steps")] + ["train.steps=5"]
+    done = subprocess.run([sys.executable, "train.py", *args], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("out of reach") == 1  # both twins learn of it once
+    for name in ("run", "run-layernorm"):
+        assert list((tmp_path / "runs" / name / "wandb").glob("offline-run-*"))
+
+
 def test_torchrun_is_refused(small, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="one process"):

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import uuid
 from pathlib import Path
 
 import torch
@@ -19,9 +18,10 @@ from training import checkpoint
 from training.config import Compile, WandbMode
 from training.folder import folder_of, plain
 from training.optim import build_optimizer, guarded_update
+from training.sample import sample_text
 from training.schedule import lr_at
 from training.timing import WARMUP_STEPS, now, peak_flops, process_peak_mib
-from training.tracker import Tracker, cut_metrics, start_wandb
+from training.tracker import Tracker, cut_metrics, new_run_id, start_wandb
 
 
 class Diverged(UserError):
@@ -43,7 +43,7 @@ class Run:
         )
         self.peak_flops = peak_flops(self.device, cfg.dtype)
         self.best_val_loss: float | None = None
-        self.wandb_id = uuid.uuid4().hex[:8]
+        self.wandb_id = new_run_id()
         self.pending: list[tuple[dict, Tensor, Tensor]] = []
         self.losses: list[float] = []
         self.step_ms: list[float] = []  # NaN while the process warms up
@@ -165,14 +165,10 @@ class Run:
         return record
 
     def sample(self, n_chars: int) -> str:
-        """n_chars of text from the model, after the validation split's first token; the same for the same weights."""
-        self.model.eval()
-        start = torch.tensor([[int(self.data.val[0])]], device=self.device)
-        generator = keyed_generator(self.cfg.seed, "sample")
+        """n_chars of text from the model, after the validation split's first token."""
         with self.autocast():
-            tokens = self.model.generate(start, n_chars, generator=generator, n_vocab=self.data.vocab_size)
-        text = self.data.encoding.decode(tokens[0].tolist(), errors="replace")[:n_chars]
-        return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+            prompt = [int(self.data.val[0])]
+            return sample_text(self.model, self.data.encoding, prompt, n_chars=n_chars, seed=self.cfg.seed)
 
     # folder and checkpoints
 
@@ -197,7 +193,10 @@ class Run:
             run_id=self.wandb_id,
         )
         self.tracker = Tracker(self.folder, wandb_run)
-        return WandbMode.offline if wandb_run is not None and wandb_run.offline else mode
+        if wandb_run is None:
+            return mode
+        self.wandb_id = wandb_run.id
+        return WandbMode.offline if wandb_run.offline else mode
 
     def save(self, step: int) -> None:
         """Writes a checkpoint after `step` steps and removes the oldest beyond checkpoint.keep."""

@@ -4,7 +4,8 @@ import json
 import math
 import netrc
 import os
-import warnings
+import sys
+import uuid
 from pathlib import Path
 
 from training.config import WandbMode
@@ -57,9 +58,13 @@ def cut_metrics(path: Path, step: int) -> None:
     aside.replace(path)
 
 
+def new_run_id() -> str:
+    return uuid.uuid4().hex[:8]
+
+
 def has_wandb_key() -> bool:
-    """Whether `wandb login` was done, or WANDB_API_KEY is set."""
-    if os.environ.get("WANDB_API_KEY"):
+    """Whether `wandb login` was done, or an environment variable names a key."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].split("/")[0]
     try:
@@ -69,9 +74,14 @@ def has_wandb_key() -> bool:
 
 
 def wandb_mode(configured: WandbMode) -> WandbMode:
-    """WANDB_MODE, else the configuration, else online where there is a key and offline where there is none."""
+    """WANDB_MODE, else the configuration; online needs a key, since W&B would stop and ask for one."""
     mode = WandbMode(os.environ["WANDB_MODE"]) if os.environ.get("WANDB_MODE") in set(WandbMode) else configured
-    if mode == WandbMode.auto:
+    if mode in (WandbMode.auto, WandbMode.online):
+        if mode == WandbMode.online and not has_wandb_key():
+            print(
+                "wandb.mode=online finds no key, so this run is logged offline; `wandb login` sets one up",
+                file=sys.stderr,
+            )
         return WandbMode.online if has_wandb_key() else WandbMode.offline
     return mode
 
@@ -102,7 +112,9 @@ def start_wandb(
     except wandb.Error as e:
         if mode == WandbMode.offline:
             raise
-        warnings.warn(
-            f"W&B cannot be reached ({e}); logging offline, `wandb sync {folder}/wandb/*` sends it", stacklevel=2
+        reason = str(e).splitlines()[0]
+        print(
+            f"W&B is out of reach, so this run is logged offline; `wandb sync` sends it later ({reason})",
+            file=sys.stderr,
         )
-        return wandb.init(mode="offline", **common)
+        return wandb.init(mode="offline", **common | {"id": new_run_id()})  # the first id counts as in use

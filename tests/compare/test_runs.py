@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import yaml
 
-from compare.report import gap_sentences, print_summary
+from compare.report import compare_pair, comparison_sentences, print_summary
 from compare.runs import load_run, read_metrics, summarize
-from compare.stats import loss_gap
 
 CONFIG = {
     "train": {"batch_size": 2},
-    "model": {"block_size": 5},
+    "model": {"block_size": 5, "norm": {"kind": "rmsnorm"}, "placement": "pre"},
     "optim": {"warmup": 1},
     "compare": {"tolerance": 0.02},
 }
@@ -54,7 +53,7 @@ def test_nothing_recorded(folder):
     assert read_metrics(folder / "metrics.jsonl") == []
     summary = summarize(load_run(folder))
     assert summary["step"] == 0
-    assert {summary[k] for k in summary if k != "step"} == {None}
+    assert {v for k, v in summary.items() if k not in ("step", "label")} == {None}
 
 
 def test_no_run(tmp_path):
@@ -63,18 +62,29 @@ def test_no_run(tmp_path):
 
 
 def test_the_printed_words(folder, capsys):
-    summary = summarize(load_run(folder)) | {"peak_memory_mib": None}
-    gap = loss_gap(np.ones(20), np.ones(20) + 0.001, warmup=0, tolerance=0.02)
-    sentences = gap_sentences(gap, None, candidate="b", baseline="a", tolerance=0.02)
-    print_summary({"b": summary, "a": summary}, sentences, {"b": "text"}, ["runs/b"])
+    run = load_run(folder)
+    summary = summarize(run) | {"peak_memory_mib": None}
+    comparison = compare_pair(run, run)
+    assert json.loads(json.dumps(comparison)) == comparison
+    assert comparison["gap"] == {"gap": 0.0, "interval": None, "gap_abs": 0.0, "overlap": 1.0, "n_steps": 9}
+    print_summary([summary] * 2, comparison_sentences(comparison), {"b": "text"}, ["runs/b"])
     out = capsys.readouterr().out
-    for words in (
+    expected = [
         "2.0000",
         "n/a",
-        "+0.0010 nats/token (too few steps",
-        "no seed noise measured",
-        "not measured",
-        "b writes",
-        "runs/b",
-    ):
+        "+0.0000 nats/token (too few steps",
+        "No seed noise measured",
+        "not measured: too few timed",
+    ]
+    for words in (*expected, "rmsnorm-pre minus rmsnorm-pre", "b writes:\ntext", "runs: runs/b"):
         assert words in out
+
+
+def test_intervals_and_ratio_are_printed():
+    gap = {"gap": -0.0021, "interval": (-0.004, 0.0002), "gap_abs": 0.01, "overlap": 0.9, "n_steps": 700}
+    comparison = {"candidate": "b", "baseline": "a", "tolerance": 0.02, "gap": gap}
+    lines = comparison_sentences(comparison | {"step_time_ratio": {"median": 0.987, "interval": (0.98, 0.99)}})
+    assert any("-0.0021 nats/token (95 % -0.0040 to +0.0002)" in line for line in lines)
+    assert any("0.987 (95 % 0.980 to 0.990)" in line for line in lines)
+    nothing = comparison_sentences(comparison | {"gap": None, "step_time_ratio": None})
+    assert any("no step after" in line for line in nothing)

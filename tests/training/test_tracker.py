@@ -31,6 +31,7 @@ def test_cut(tmp_path):
 
 @pytest.mark.parametrize(("variable", "configured", "mode"), [
     ("offline", WandbMode.online, WandbMode.offline),
+    ("", WandbMode.online, WandbMode.offline),  # it would ask for the key
     ("", WandbMode.disabled, WandbMode.disabled),
     ("", WandbMode.auto, WandbMode.offline),
 ])  # fmt: skip

@@ -1,0 +1,71 @@
+"""Text from a trained run.
+
+python -m scripts.sample run=runs/NAME prompt="def " [n_chars=200] [seed=0] [checkpoint=best|last] [device=auto]
+"""
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from omegaconf import MISSING, OmegaConf
+
+from configs.schema import Config
+from errors import UserError
+from scripts.options import run_script
+from training.config import Device
+
+
+class Which(StrEnum):
+    best = "best"
+    last = "last"
+
+
+@dataclass
+class Options:
+    run: str = MISSING
+    prompt: str = "\n"
+    n_chars: int = 200
+    seed: int = 0
+    checkpoint: Which = Which.best
+    device: Device = Device.auto
+
+
+def load_config(folder: Path) -> Config:
+    """The typed configuration of a run folder; UserError where there is none."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        raise UserError(f"{folder} is no run: it has no config.yaml; run folders lie under runs/")
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))
+
+
+def main(options: Options) -> None:
+    from data.tokenizers import encode, encoding_from_record
+    from model.gpt import GPT
+    from training import checkpoint
+    from training.device import settle
+    from training.sample import sample_text
+
+    folder = Path(options.run)
+    cfg = load_config(folder)
+    cfg.device = options.device
+    settle(cfg)
+    encoding = encoding_from_record(json.loads((folder / "environment.json").read_text())["data"]["tokenizer"])
+    saved = folder / "checkpoints" / "best"
+    if options.checkpoint == Which.last:
+        steps = checkpoint.steps_saved(folder / "checkpoints")
+        saved = checkpoint.step_folder(folder / "checkpoints", steps[-1] if steps else 0)
+    try:
+        tensors, _ = checkpoint.load(saved)
+    except checkpoint.CorruptCheckpoint as e:
+        raise UserError(f"{saved} is missing or damaged ({e}); checkpoint=best|last says which one to take") from e
+    model = GPT(cfg.model, encoding.n_vocab, kernels=cfg.kernels).to(cfg.device)
+    checkpoint.restore(checkpoint.model_tensors(model), tensors["model"], str(saved))
+    prompt = encode(encoding, options.prompt).tolist()
+    if not prompt:
+        raise UserError("prompt must hold at least one character")
+    print(sample_text(model, encoding, prompt, n_chars=options.n_chars, seed=options.seed))
+
+
+if __name__ == "__main__":
+    run_script(main, Options, __doc__)

@@ -1,0 +1,24 @@
+"""Text from a model."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from model.gpt import GPT
+from model.init import keyed_generator
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
+
+def sample_text(model: GPT, encoding: "Encoding", prompt: list[int], *, n_chars: int, seed: int) -> str:
+    """`prompt`, token ids, and what the model makes of it, n_chars characters in all; equal for equal weights and seed.
+
+    Bytes that are no text, and characters that would move a terminal's cursor, show as U+FFFD.
+    """
+    model.eval()
+    start = torch.tensor([prompt], device=model.embedding.weight.device)
+    n_tokens = max(0, n_chars - len(encoding.decode(prompt, errors="replace")))  # a token is a character at least
+    tokens = model.generate(start, n_tokens, generator=keyed_generator(seed, "sample"), n_vocab=encoding.n_vocab)
+    text = encoding.decode(tokens[0].tolist(), errors="replace")[:n_chars]
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
