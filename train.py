@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from data.tokens import TokenData, open_tokens
 from errors import UserError
 from training.device import make_deterministic, settle
 from training.environment import describe
-from training.folder import check_folder, finished_summary
+from training.folder import check_data, check_folder, finished_summary, folder_of
 from training.optim import parameter_groups
 from training.run import Diverged, Run, resume
 from training.stop import StopSignal
@@ -43,14 +44,17 @@ def train(configs: list[Config]) -> float:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError("this version trains in one process; start it without torchrun")
     for cfg in configs:
-        settle(cfg)
         check_folder(cfg)
+        settle(cfg)
     done = [finished_summary(cfg) for cfg in configs]
     if all(done):
         say(f"{' and '.join(cfg.name for cfg in configs)}: finished before")
+        report(done, [folder_of(cfg) for cfg in configs], {})
         return done[0]["val/loss"]
 
     runs, batches, val = build(configs)
+    for run in runs:
+        check_data(run.cfg, run.data.record)
     start = resume(runs, say) if configs[0].resume else 0
     environment = describe(runs[0].device) | {
         "data": {k: v for k, v in runs[0].data.record.items() if k != "token_bytes"},
@@ -76,7 +80,9 @@ def train(configs: list[Config]) -> float:
         again = [a for a in shlex.split(environment["command"]) if a not in ("overwrite=true", "resume=true")]
         say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {shlex.join([*again, 'resume=true'])}")
         sys.exit(128 + signal)
-    report(runs, summaries)
+    n_chars = configs[0].train.sample_chars
+    samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
+    report(summaries, [run.folder for run in runs], samples)
     return summaries[0]["val/loss"]
 
 
@@ -157,16 +163,14 @@ def compare_live(candidate: Run, baseline: Run, step: int) -> None:
     candidate.tracker.log([record])
 
 
-def report(runs: list[Run], summaries: list[dict]) -> None:
+def report(summaries: list[dict], folders: list[Path], samples: dict[str, str]) -> None:
     """The table a run ends with, what separates it from its twin, and a sample of each one's writing."""
     sentences = []
-    if len(runs) == 2:
-        comparison = compare_pair(*(load_run(run.folder) for run in runs))
-        (runs[0].folder / "compare.json").write_text(json.dumps(comparison, indent=1))
+    if len(folders) == 2:
+        comparison = compare_pair(*map(load_run, folders))
+        (folders[0] / "compare.json").write_text(json.dumps(comparison, indent=1))
         sentences = comparison_sentences(comparison)
-    n_chars = runs[0].cfg.train.sample_chars
-    samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
-    print_summary(summaries, sentences, samples, [str(run.folder) for run in runs])
+    print_summary(summaries, sentences, samples, folders)
 
 
 main = command(train)

@@ -1,6 +1,7 @@
 """The table that a run ends with."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -75,8 +76,8 @@ def summary(summaries: list[dict], sentences: list[str]) -> Group:
     return Group(summary_table(summaries), *(Text(line) for line in sentences))
 
 
-def print_summary(summaries: list[dict], sentences: list[str], samples: dict[str, str], folders: list[str]) -> None:
+def print_summary(summaries: list[dict], sentences: list[str], samples: dict[str, str], folders: list[Path]) -> None:
     parts = [summary(summaries, sentences)]
     for label, sample in samples.items():
         parts += [Text(f"\n{label} writes:", style="bold"), Text(sample)]
-    Console(soft_wrap=True, highlight=False).print(*parts, Text(f"\nruns: {' '.join(folders)}"), sep="\n")
+    Console(soft_wrap=True, highlight=False).print(*parts, Text(f"\nruns: {' '.join(map(str, folders))}"), sep="\n")

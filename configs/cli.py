@@ -13,6 +13,7 @@ from pathlib import Path
 
 import hydra
 from hydra._internal.utils import get_args
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
@@ -105,7 +106,8 @@ def with_twin(cfg: DictConfig) -> list[Config]:
     given_name, run.name = run.name, run.name or run_name(choices, overrides, run.seed)
     if run.against is None:
         return [run]
-    by_option = {name: group for group in TWIN_GROUPS for name in options(group, [FOLDER])}
+    loader = GlobalHydra.instance().config_loader()
+    by_option = {name: group for group in TWIN_GROUPS for name in loader.get_group_options(group)}
     if run.against not in by_option:
         raise UserError(
             f"against={run.against} is no option of norm or placement; {near(run.against, list(by_option))}"
@@ -113,7 +115,7 @@ def with_twin(cfg: DictConfig) -> list[Config]:
     group = by_option[run.against]
     own = choices[group]
     if own == run.against:
-        others = [name for name in options(group, [FOLDER]) if name != own]
+        others = [name for name in by_option if by_option[name] == group and name != own]
         raise UserError(f"against={own} is the run's own {group}; choose another: {', '.join(others)}")
     changed = [o for o in overrides if o.partition("=")[0] not in (group, "against", "name")]
     twin = to_config(hydra.compose("train", [*changed, f"{group}={run.against}"]))

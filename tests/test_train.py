@@ -221,12 +221,26 @@ def test_resuming_a_finished_run_does_nothing(small, capsys):
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
+def test_another_text_is_not_resumed_on(small, text_file):
+    folder = run(small("train.stop_at=10"))
+    text_file.write_text(text_file.read_text().replace("argument", "ARGUMENT"))
+    with pytest.raises(UserError, match="another text"):
+        program.train([small("resume=true")])
+    assert metrics(folder)[-1]["step"] == 10
+
+
+def test_auto_choices_are_taken_from_the_run_that_is_resumed(small):
+    run(small("train.stop_at=10", "compile=full"))
+    folder = run(small("resume=true"))
+    assert yaml.safe_load((folder / "config.yaml").read_text())["compile"] == "full"
+
+
 def test_a_corrupt_checkpoint_is_passed_over(small, capsys):
     straight = run(small("name=straight"))
     folder = run(small("train.stop_at=15", "checkpoint.every=5"))
     newest = checkpoint.step_folder(folder / "checkpoints", 15) / "optim.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
-    run(small("resume=true", "checkpoint.every=0", "force=true"))
+    run(small("resume=true", "checkpoint.every=0"))
     assert "step 15 is corrupt" in capsys.readouterr().err
     assert metrics(folder) == metrics(straight)
     assert same(weights(folder, 20), weights(straight, 20))
@@ -234,7 +248,7 @@ def test_a_corrupt_checkpoint_is_passed_over(small, capsys):
         f.write_text("{")
     (folder / "summary.json").unlink()
     with pytest.raises(UserError, match="is whole"):
-        program.train([small("resume=true", "checkpoint.every=0", "force=true")])
+        program.train([small("resume=true")])
 
 
 def test_the_best_weights_are_kept_apart(small, monkeypatch):

@@ -11,6 +11,10 @@ from training.device import CHOICES
 
 # keys that may differ between a run and its resumption
 FREE_KEYS = {
+    "checkpoint",
+    "compare",
+    "train.log_every",
+    "train.sample_chars",
     "resume",
     "overwrite",
     "force",
@@ -68,6 +72,20 @@ def check_folder(cfg) -> None:
         raise UserError(
             f"{folder} was made with another configuration ({'; '.join(differing)}); force=true resumes anyway"
         )
+
+
+def check_data(cfg, record: dict) -> None:
+    """Refuses to resume a run on another text or tokenizer; `record` is the tokens.json of the data now opened."""
+    path = folder_of(cfg) / "environment.json"
+    if not cfg.resume or cfg.overwrite or cfg.force or not path.exists():
+        return
+    saved = json.loads(path.read_text())["data"]
+    for what in ("corpus_sha256", "split_rule", "tokenizer"):
+        if saved[what] != record[what]:
+            raise UserError(
+                f"{path.parent} was trained on {saved['source']}, and {record['source']} is another text ({what}); "
+                "give the same data, or force=true"
+            )
 
 
 def finished_summary(cfg) -> dict | None:

@@ -182,6 +182,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = plain(self.cfg)
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (self.folder / "summary.json").unlink(missing_ok=True)
         (self.folder / "environment.json").write_text(json.dumps(environment, indent=1))
         wandb_run = start_wandb(
             self.folder,
@@ -260,6 +261,7 @@ def resume(runs: list[Run], say=print) -> int:
         raise UserError(
             f"no checkpoint in {', '.join(str(r.checkpoints) for r in runs)} is whole; overwrite=true starts again"
         )
+    say("there is no checkpoint yet: starting from step 0")
     for run in runs:
         cut_metrics(run.folder / "metrics.jsonl", 0)
     return 0

@@ -1,0 +1,95 @@
+"""Every command of the README runs, shrunk, and every figure in it stands in a committed result."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.record import render
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
+
+# what makes any training command of the README take seconds
+SHRUNK = [
+    "model.n_layer=1", "model.n_head=1", "model.n_embd=16", "model.block_size=16", "train.steps=3",
+    "train.batch_size=2", "train.eval_tokens=256", "train.sample_chars=20", "wandb.mode=disabled",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Where the README's files are: a text to train on, and the runs of the commands before."""
+    place = tmp_path_factory.mktemp("readme")
+    (place / "input.txt").write_text("To be, or not to be, that is the question:\n" * 100)
+    return place
+
+
+def resolve(word: str, place: Path) -> str:
+    """A word of a command with the README's paths replaced by those of the test."""
+    if word.startswith(("run=runs/", "baseline=runs/")):
+        key, name = word.split("=runs/")
+        return f"{key}={min((place / 'runs').glob(name + '*'))}"
+    if word.startswith("to="):
+        return f"to={place / 'result.json'}"
+    return word.replace("data.path=input.txt", f"data.path={place / 'input.txt'}")
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith(("git", "cd", "make"))])
+def test_command(command, place):
+    words = [resolve(word, place) for word in shlex.split(command)]
+    assert words[0] == "python"
+    if words[1] == "train.py":
+        words += [*SHRUNK, f"runs_dir={place}/runs", f"data.cache_dir={place}/tokens"]
+    done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_make_train_runs_what_the_readme_says(place):
+    assert "make train" in COMMANDS
+    assert "make test" in COMMANDS
+    make = ["make", "-n", "-B", "train"]
+    recipe = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    python, *words = shlex.split(recipe)
+    assert python == ".venv/bin/python"
+    assert words == ["train.py", "norm=rmsnorm", "against=layernorm", "overwrite=true"]
+    args = [*words, *SHRUNK, f"runs_dir={place}/make", f"data.cache_dir={place}/tokens"]
+    for _ in range(2):  # it overwrites its own
+        subprocess.run([sys.executable, *args], cwd=ROOT, check=True, capture_output=True)
+    assert len(list((place / "make").glob("*-vs-*"))) == 2
+
+
+@pytest.mark.parametrize("name", re.findall(r"`(results/\S+\.json)`", README))
+def test_figures_come_from_a_committed_result(name):
+    result = json.loads((ROOT / name).read_text())
+    assert result["command"] in README
+    for line in render(result).splitlines():
+        assert line in README
+
+
+def test_every_committed_result_is_quoted():
+    committed = {str(f.relative_to(ROOT)) for f in (ROOT / "results").rglob("*.json")}
+    assert committed == set(re.findall(r"`(results/\S+\.json)`", README))
+
+
+def test_every_folder_and_file_named_exists():
+    for name in re.findall(r"`((?:[\w.]+/)+[\w.]*|\w+\.py)`", README):
+        if not name.startswith(("runs/", ".cache/")):
+            assert (ROOT / name).exists(), name
+
+
+def test_environment_of_a_result_names_machine_and_commit():
+    for f in (ROOT / "results").rglob("*.json"):
+        environment = json.loads(f.read_text())["environment"]
+        assert environment["git_commit"]
+        assert environment["git_dirty"] is False
+        assert environment["versions"]["torch"]
+        assert os.sep not in environment["device"]
