@@ -17,6 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -128,6 +129,26 @@ def with_twin(cfg: DictConfig) -> list[Config]:
     return [run, twin]
 
 
+def explain(error: Exception) -> int | None:
+    """Prints what is the user's to mend in one line and returns the exit status; None where the fault is ours."""
+    if isinstance(error, UserError):
+        message, status = str(error), error.exit_code
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        message, status = (
+            f"no space left for {error.filename or 'the run'}; make room, then resume=true: what was saved is whole",
+            1,
+        )
+    elif isinstance(error, OSError) and error.filename:
+        message, status = (
+            f"{error.filename}: {error.strerror}; choose a place that can be written, for example with runs_dir=",
+            1,
+        )
+    else:
+        return None
+    print(f"error: {message}", file=sys.stderr)
+    return status
+
+
 def command(task: Callable[[list[Config]], float]) -> Callable[[], None]:
     """Turns `task(configs)` into a program's entry point. Exits 2 after a user's mistake, 130 after Ctrl-C.
 
@@ -137,42 +158,32 @@ def command(task: Callable[[list[Config]], float]) -> Callable[[], None]:
 
     @functools.wraps(task)
     def job(cfg: DictConfig) -> float:
-        sweep = HydraConfig.get().mode.name == "MULTIRUN"
+        sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         try:
             configs = with_twin(cfg)
             for run in configs if sweep else []:  # the same sweep once more skips what is finished and resumes the rest
                 run.resume = not run.overwrite
             return task(configs)
-        except UserError as e:
-            print(f"error: {e}", file=sys.stderr)
-            if not sweep:
-                sys.exit(e.exit_code)
-        except OSError as e:
-            if e.errno != errno.ENOSPC:
-                raise
-            print(
-                f"error: no space left for {e.filename or 'the run'}; what was saved before is whole: make room and "
-                "add resume=true",
-                file=sys.stderr,
-            )
-            if not sweep:
-                sys.exit(1)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             sys.exit(130)
-        except Exception:
-            if not sweep:
+        except Exception as error:
+            status = explain(error)
+            if not sweep and status is None:
                 raise
-            traceback.print_exc()
-        failures.append(" ".join(HydraConfig.get().overrides.task))
-        return float("nan")
+            if not sweep:
+                sys.exit(status)
+            if status is None:
+                traceback.print_exc()
+            failures.append(" ".join(HydraConfig.get().overrides.task))
+            return float("nan")
 
     def entry() -> None:
         register()
         try:
             check_overrides(sys.argv[1:])
-        except UserError as e:
-            sys.exit(print(f"error: {e}", file=sys.stderr) or e.exit_code)
+        except UserError as error:
+            sys.exit(explain(error))
         hydra.main(version_base="1.3", config_path=str(FOLDER), config_name="train")(job)()
         if failures:
             print(f"{len(failures)} jobs failed:", *failures, sep="\n  ", file=sys.stderr)

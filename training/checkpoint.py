@@ -119,7 +119,7 @@ def steps_saved(folder: Path) -> list[int]:
     return sorted(int(f.name[5:]) for f in folder.glob("step_*") if f.name[5:].isdigit())
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Removes all but the newest `keep`."""
-    for step in steps_saved(folder)[:-keep]:
-        shutil.rmtree(step_folder(folder, step))
+def prune(folder: Path, step: int, keep: int) -> None:
+    """Removes all but the newest `keep` of those up to `step`; a later one is corrupt, and is made again in time."""
+    for old in [saved for saved in steps_saved(folder) if saved <= step][:-keep]:
+        shutil.rmtree(step_folder(folder, old))

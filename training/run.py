@@ -38,9 +38,9 @@ class Run:
         self.device = torch.device(cfg.device)
         self.model = GPT(cfg.model, data.vocab_size, kernels=cfg.kernels, seed=cfg.seed).to(self.device)
         self.optimizer = build_optimizer(self.model, cfg.optim)
-        self.loss = (
-            torch.compile(self.model, fullgraph=True, dynamic=False) if cfg.compile == Compile.full else self.model
-        )
+        self.loss = self.model
+        if cfg.compile == Compile.full:
+            self.loss = torch.compile(self.model, fullgraph=True, dynamic=False)
         self.peak_flops = peak_flops(self.device, cfg.dtype)
         self.best_val_loss: float | None = None
         self.wandb_id = new_run_id()
@@ -49,9 +49,7 @@ class Run:
         self.step_ms: list[float] = []  # NaN while the process warms up
         self.n_timed = 0
         state = checkpoint.optim_tensors(self.model, self.optimizer) | checkpoint.model_tensors(self.model)
-        self.own_bytes = sum(
-            t.nbytes for t in state.values()
-        )  # what this run holds between steps; a twin holds its own
+        self.own_bytes = sum(t.nbytes for t in state.values())  # held between steps, as a twin holds its own
         self.peak_memory_mib: float | None = None
         self.tracker: Tracker | None = None
 
@@ -150,8 +148,8 @@ class Run:
         size = self.cfg.train.batch_size // self.cfg.train.accumulate
         for xs, ys in zip(x.split(size), y.split(size), strict=True):
             with self.autocast():
-                total += self.model(xs.to(self.device), ys.to(self.device)).double() * int((ys >= 0).sum())
-        loss = float(total) / n_tokens
+                total += self.model(xs.to(self.device), ys.to(self.device)).item() * int((ys >= 0).sum())
+        loss = total / n_tokens
         n_bytes = int(torch.from_numpy(self.data.token_bytes)[y[y >= 0]].sum())
         record = {
             "step": step,
@@ -212,11 +210,11 @@ class Run:
             "optim": checkpoint.optim_tensors(self.model, self.optimizer),
         }
         checkpoint.save(checkpoint.step_folder(self.checkpoints, step), tensors, state)
-        checkpoint.prune(self.checkpoints, self.cfg.checkpoint.keep)
+        checkpoint.prune(self.checkpoints, step, self.cfg.checkpoint.keep)
 
     def keep_best(self, step: int, val_loss: float) -> None:
         """Writes the weights to checkpoints/best where this is the lowest validation loss so far."""
-        if self.best_val_loss is None or val_loss < self.best_val_loss:
+        if val_loss < (math.inf if self.best_val_loss is None else self.best_val_loss):
             self.best_val_loss = val_loss
             best = {"model": checkpoint.model_tensors(self.model)}
             checkpoint.save(self.checkpoints / "best", best, {"step": step, "val_loss": val_loss})

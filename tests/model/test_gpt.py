@@ -139,3 +139,15 @@ def test_rope_table():
 def test_impossible_sizes_are_refused(options, match):
     with pytest.raises(UserError, match=match):
         ModelConfig(**options)
+
+
+@pytest.mark.parametrize("norm", NormKind)
+def test_triton_kernels_do_not_break_the_graph(norm):
+    model, x = build(kernels=Kernels.triton, norm=norm, n_layer=1, bias=True), tokens()
+    model(x, x).backward()
+    eager = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(x, x).backward()
+    for name, p in model.named_parameters():
+        assert torch.allclose(p.grad, eager[name], atol=1e-6), name
+    torch.compiler.reset()
