@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: train test lint clean
 
 train: .venv/.train
-	$(BIN)/python train.py norm=rmsnorm against=layernorm overwrite=true
+	$(BIN)/python train.py norm=rmsnorm against=layernorm name=quickstart overwrite=true
 
 test: .venv/.test
 	$(BIN)/python -m pytest
@@ -24,8 +24,10 @@ clean:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("normgpt needs Python 3.11 or newer; make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt .
+	@rm -rf build normgpt.egg-info
 	@touch $@
 
 .venv/.test: .venv/.train
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
+	@rm -rf build normgpt.egg-info
 	@touch $@

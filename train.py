@@ -5,7 +5,6 @@
 Reads from top to bottom: build, loop, summary. The network is in model/, what a run is made of in training/.
 """
 
-import json
 import os
 import shlex
 import sys
@@ -25,7 +24,7 @@ from data.tokens import TokenData, open_tokens
 from errors import UserError
 from training.device import make_deterministic, settle
 from training.environment import describe
-from training.folder import check_data, check_folder, finished_summary, folder_of
+from training.folder import check_data, check_folder, finished_summary, folder_of, write_json
 from training.optim import parameter_groups
 from training.run import Diverged, Run, resume
 from training.stop import StopSignal
@@ -46,18 +45,21 @@ def train(configs: list[Config]) -> float:
     for cfg in configs:
         check_folder(cfg)
         settle(cfg)
+    make_deterministic(configs[0])
+    data = open_tokens(configs[0].data, say)
+    for cfg in configs:
+        check_data(cfg, data.record)
     done = [finished_summary(cfg) for cfg in configs]
     if all(done):
         say(f"{' and '.join(cfg.name for cfg in configs)}: finished before")
         report(done, [folder_of(cfg) for cfg in configs], {})
         return done[0]["val/loss"]
 
-    runs, batches, val = build(configs)
-    for run in runs:
-        check_data(run.cfg, run.data.record)
+    batches, val = build_batches(configs[0], data)
+    runs = [Run(cfg, data) for cfg in configs]
     start = resume(runs, say) if configs[0].resume else 0
     environment = describe(runs[0].device) | {
-        "data": {k: v for k, v in runs[0].data.record.items() if k != "token_bytes"},
+        "data": {k: v for k, v in data.record.items() if k != "token_bytes"},
         "batch_hashes": {step: batch_hash(*batches(step)) for step in HASHED_STEPS},
     }
     mode = wandb_mode(configs[0].wandb.mode)
@@ -68,33 +70,41 @@ def train(configs: list[Config]) -> float:
     status = "failed"
     try:
         signal = loop(runs, batches, val, start)
-        status = "interrupted" if signal else "finished"
+        status = "finished" if len(runs[0].losses) >= configs[0].train.last_step else "interrupted"
     except Diverged:
         status = "diverged"
+        raise
+    except KeyboardInterrupt:
+        status = "interrupted"
         raise
     finally:
         summaries = [run.close(status) for run in runs]
         if configs[0].compile == "full":
             torch.compiler.reset()  # a sweep's next job starts with no compiled code of this one
+    if status == "finished":
+        n_chars = 0 if signal else configs[0].train.sample_chars
+        samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
+        report(summaries, [run.folder for run in runs], samples)
+    else:
+        again = resume_command(environment["command"])
+        say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {again}")
     if signal:
-        again = [a for a in shlex.split(environment["command"]) if a not in ("overwrite=true", "resume=true")]
-        say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {shlex.join([*again, 'resume=true'])}")
         sys.exit(128 + signal)
-    n_chars = configs[0].train.sample_chars
-    samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
-    report(summaries, [run.folder for run in runs], samples)
     return summaries[0]["val/loss"]
 
 
-def build(configs: list[Config]) -> tuple[list[Run], TrainBatches, tuple[torch.Tensor, torch.Tensor]]:
-    """Runs that share one data set, its training batches, and its fixed validation blocks (x, y), each (N, T)."""
-    cfg = configs[0]
-    make_deterministic(cfg)
-    data: TokenData = open_tokens(cfg.data, say)
+def resume_command(command: str) -> str:
+    """What continues the run of `command`; a sweep resumes by itself."""
+    words = [word for word in shlex.split(command) if word not in ("overwrite=true", "resume=true")]
+    return shlex.join(words if "-m" in words else [*words, "resume=true"])
+
+
+def build_batches(cfg: Config, data: TokenData) -> tuple[TrainBatches, tuple[torch.Tensor, torch.Tensor]]:
+    """Training batches, and the fixed validation blocks (x, y), each (N, T)."""
     block_size = cfg.model.block_size
     batches = TrainBatches(data.train, block_size=block_size, batch_size=cfg.train.batch_size, seed=cfg.data_seed)
     x, y = eval_blocks(data.val, block_size=block_size, n_tokens=cfg.train.eval_tokens)
-    return [Run(c, data) for c in configs], batches, (torch.from_numpy(x), torch.from_numpy(y))
+    return batches, (torch.from_numpy(x), torch.from_numpy(y))
 
 
 def announce(runs: list[Run], start: int) -> None:
@@ -125,7 +135,7 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                 if len(runs) == 2:
                     compare_live(*runs, step)
             if step == last:
-                break
+                return stop.number
             began = time.perf_counter()
             x, y = (torch.from_numpy(tokens).to(device) for tokens in batches(step))
             data_ms = 1e3 * (time.perf_counter() - began)
@@ -143,9 +153,9 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
             if save:
                 for run in runs:
                     run.save(done)
-            if stopped:
+            if stopped and done < last:
                 return stop.number
-    return None
+    return None  # resumed where nothing was left to do
 
 
 def compare_live(candidate: Run, baseline: Run, step: int) -> None:
@@ -168,7 +178,7 @@ def report(summaries: list[dict], folders: list[Path], samples: dict[str, str]) 
     sentences = []
     if len(folders) == 2:
         comparison = compare_pair(*map(load_run, folders))
-        (folders[0] / "compare.json").write_text(json.dumps(comparison, indent=1))
+        write_json(folders[0] / "compare.json", comparison)
         sentences = comparison_sentences(comparison)
     print_summary(summaries, sentences, samples, folders)
 

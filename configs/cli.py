@@ -4,6 +4,7 @@ import difflib
 import errno
 import functools
 import hashlib
+import math
 import re
 import sys
 import traceback
@@ -16,6 +17,7 @@ from hydra._internal.utils import get_args
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -26,6 +28,7 @@ from errors import UserError
 
 FOLDER = Path(__file__).parent
 TWIN_GROUPS = ("norm", "placement")
+SET_BY_GROUP = {"model.norm.kind": "norm", "model.placement": "placement"}
 NAMED_GROUPS = ("norm", "placement", "model", "data")  # in the order of a run's name
 NOT_IN_NAME = {*NAMED_GROUPS, "seed", "name", "runs_dir", "against", "resume", "overwrite", "force", "train.stop_at"}
 
@@ -38,6 +41,9 @@ def near(name: str, names: list[str]) -> str:
 
 
 def options(group: str, folders: list[Path]) -> list[str]:
+    """Names of a group's options; of the groups themselves for ""."""
+    if not group:
+        return sorted({f.parent.name for folder in folders for f in folder.glob("*/*.yaml")})
     return sorted({f.stem for folder in folders for f in (folder / group).glob("*.yaml")})
 
 
@@ -53,32 +59,57 @@ def schema_keys(node: type = Config, prefix: str = "") -> list[str]:
 
 def check_overrides(args: list[str]) -> None:
     """Refuses options and keys that do not exist, with the near names. Hydra lets `+optim.lrr=1` through."""
+    for arg in args:
+        key, equals, _ = arg.lstrip("-").partition("=")
+        if arg.startswith("-") and equals and key in [*schema_keys(), *options("", [FOLDER])]:
+            raise UserError(f"{arg} is written without dashes: {arg.lstrip('-')}")
     parsed = get_args(args)
+    if parsed.shell_completion:
+        return
     folders = [FOLDER, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
-    groups = [d.name for folder in folders for d in sorted(folder.iterdir()) if any(d.glob("*.yaml"))]
-    keys = schema_keys()
-    try:
-        overrides = OverridesParser.create().parse_overrides(parsed.overrides)
-    except OverrideParseException as e:
-        raise UserError(f"cannot read {e.override!r}; options are written key=value, for example norm=rmsnorm") from e
-    for override in overrides:
-        key = override.key_or_group
-        if key.split("/")[0].split(".")[0] == "hydra":
+    for override in parse_overrides(parsed.overrides):
+        if override.key_or_group.split("/")[0].split(".")[0] == "hydra":
             continue
-        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else [override.value()]
-        for value in values:
-            if key in groups:
-                names = options(key, folders)
-                if isinstance(value, str) and value not in names:
-                    raise UserError(f"{key}={value} is not an option of {key}; {near(value, names)}")
-            elif key not in keys:
-                raise UserError(f"there is no key {key!r}; {near(key, keys + groups)}")
-            else:
-                check_value(key, value)
+        sweep = override.is_sweep_override()
+        if sweep and not parsed.multirun:
+            raise UserError(
+                f"{override.input_line} holds several values; python train.py -m ... runs one after the other"
+            )
+        for value in override.sweep_string_iterator() if sweep else [override.value()]:
+            check_choice(override.key_or_group, value, folders)
+
+
+def parse_overrides(lines: list[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(lines)
+    except OverrideParseException as e:
+        if "=" not in e.override:
+            raise UserError(f"cannot read {e.override!r}; options are written key=value, like norm=rmsnorm") from e
+        key, _, value = e.override.partition("=")
+        raise UserError(
+            f"cannot read {e.override!r}; a value with blanks or special characters needs quotes of its own: "
+            f"\"{key}='{value}'\""
+        ) from e
+
+
+def check_choice(key: str, value, folders: list[Path]) -> None:
+    """Refuses an option or a key that does not exist, and a value that the schema's type cannot take."""
+    keys, groups = schema_keys(), options("", folders)
+    if key in groups:
+        names = options(key, folders)
+        if isinstance(value, str) and value not in names:
+            raise UserError(f"{key}={value} is not an option of {key}; {near(value, names)}")
+    elif key in SET_BY_GROUP:
+        raise UserError(f"{key} is what the option {SET_BY_GROUP[key]}= chooses; write {SET_BY_GROUP[key]}={value}")
+    elif key not in keys:
+        raise UserError(f"there is no key {key!r}; {near(key, keys + groups)}")
+    else:
+        check_value(key, value)
 
 
 def check_value(key: str, value) -> None:
-    """Refuses a value that the schema's type cannot take."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}={value} must be a finite number")
     try:
         OmegaConf.update(OmegaConf.structured(Config), key, value)
     except OmegaConfBaseException as e:
@@ -88,9 +119,11 @@ def check_value(key: str, value) -> None:
 def run_name(choices: dict[str, str], overrides: list[str], seed: int) -> str:
     """norm-placement-model-data-sSEED, then every other override; at most 200 characters."""
     parts = [choices[group] for group in NAMED_GROUPS] + [f"s{seed}"]
-    for key, value in sorted(o.lstrip("+~").partition("=")[::2] for o in overrides):
+    for key, value in sorted(dict(o.lstrip("+~").partition("=")[::2] for o in overrides).items()):
+        if key == "data.path":
+            value = f"{Path(value).name}-{hashlib.sha256(value.encode()).hexdigest()[:6]}"
         if key not in NOT_IN_NAME and not key.startswith(("wandb.", "hydra")):
-            parts.append(f"{key}={Path(value).name if key.endswith('path') else value}")
+            parts.append(f"{key}={value}")
     name = re.sub(r"[^\w.,=+-]+", "_", "-".join(parts))
     return name if len(name) <= 200 else f"{name[:187]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
@@ -138,6 +171,8 @@ def explain(error: Exception) -> int | None:
             f"no space left for {error.filename or 'the run'}; make room, then resume=true: what was saved is whole",
             1,
         )
+    elif type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
+        message, status = f"out of memory; a larger train.accumulate needs less ({str(error).splitlines()[0]})", 1
     elif isinstance(error, OSError) and error.filename:
         message, status = (
             f"{error.filename}: {error.strerror}; choose a place that can be written, for example with runs_dir=",
@@ -180,6 +215,8 @@ def command(task: Callable[[list[Config]], float]) -> Callable[[], None]:
 
     def entry() -> None:
         register()
+        if {"-m", "--multirun"} & set(sys.argv):  # argparse takes options on one side of a flag alone
+            sys.argv[1:] = ["-m", *(arg for arg in sys.argv[1:] if arg not in ("-m", "--multirun"))]
         try:
             check_overrides(sys.argv[1:])
         except UserError as error:

@@ -46,3 +46,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 1:
             raise UserError(f"data.val_fraction={self.val_fraction} must lie between 0 and 1; nanoGPT uses 0.1")
+        if self.path is not None and self.source != Source.text:
+            raise UserError(
+                f"data.path={self.path} needs data=text beside it; data={self.source} reads no files of yours"
+            )

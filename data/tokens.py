@@ -73,7 +73,7 @@ def prepare(cfg: DataConfig, say: Callable[[str], None]) -> Path:
     except OSError as error:
         raise UserError(
             f"cannot write token files to {root}: {error.strerror or error}; "
-            f"make room there, or choose another folder with data.cache_dir=FOLDER"
+            f"mend that, or choose another folder with data.cache_dir=FOLDER"
         ) from error
     size, seconds = count_text(sum(counts.values())), time.perf_counter() - start
     say(f"prepared {size} tokens ({encoding.name}) from {corpus.name} in {seconds:.1f} s -> {folder}")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TypeVar
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from configs.cli import near
@@ -35,6 +35,10 @@ def parse(schema: type[T], args: list[str]) -> T:
             raise UserError(f"cannot read {key!r}; options are written key=value: {', '.join(names)}")
         if key not in names:
             raise UserError(f"there is no option {key!r}; {near(key, names)}")
+    given = {key for key, _, _ in pairs}
+    missing = [f.name for f in fields(schema) if f.default == MISSING and f.name not in given]
+    if missing:
+        raise UserError(f"{'= and '.join(missing)}= must be given; --help shows how")
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), {k: v for k, _, v in pairs}))
     except OmegaConfBaseException as e:

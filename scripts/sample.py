@@ -62,8 +62,8 @@ def main(options: Options) -> None:
     model = GPT(cfg.model, encoding.n_vocab, kernels=cfg.kernels).to(cfg.device)
     checkpoint.restore(checkpoint.model_tensors(model), tensors["model"], str(saved))
     prompt = encode(encoding, options.prompt).tolist()
-    if not prompt:
-        raise UserError("prompt must hold at least one character")
+    if not prompt or options.n_chars < 1:
+        raise UserError("prompt must hold a character, and n_chars must be at least 1")
     print(sample_text(model, encoding, prompt, n_chars=options.n_chars, seed=options.seed))
 
 

@@ -187,7 +187,8 @@ def test_divergence_stops_the_run_and_never_reaches_the_weights(small):
     steps = checkpoint.steps_saved(folder / "checkpoints")
     assert f"step {steps[-1] + 1}" in str(e.value)
     assert all(torch.isfinite(t).all() for t in weights(folder, steps[-1]).values())
-    assert json.loads((folder / "summary.json").read_text())["status"] == "diverged"
+    summary = (folder / "summary.json").read_text()
+    assert json.loads(summary, parse_constant=pytest.fail)["status"] == "diverged"
     last = [r for r in metrics(folder) if "train/loss" in r][-1]
     assert None in (last["train/loss"], last["train/grad_norm"])
 
@@ -221,12 +222,48 @@ def test_resuming_a_finished_run_does_nothing(small, capsys):
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_another_text_is_not_resumed_on(small, text_file):
-    folder = run(small("train.stop_at=10"))
+@pytest.mark.parametrize("stop", [10, 20])
+def test_another_text_is_not_resumed_on(small, text_file, stop):
+    folder = run(small(f"train.stop_at={stop}"))
     text_file.write_text(text_file.read_text().replace("argument", "ARGUMENT"))
     with pytest.raises(UserError, match="another text"):
         program.train([small("resume=true")])
-    assert metrics(folder)[-1]["step"] == 10
+    assert metrics(folder)[-1]["step"] == stop
+
+
+def test_overwrite_touches_nothing_but_a_run(small, tmp_path):
+    precious = tmp_path / "runs" / "run" / "thesis.txt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("years of work")
+    for how in ("overwrite=true", "resume=true", "overwrite=false"):
+        with pytest.raises(UserError, match="something else than a run"):
+            program.train([small(how)])
+    assert precious.read_text() == "years of work"
+    with pytest.raises(UserError, match="choose one"):
+        program.train([small("overwrite=true", "resume=true", "name=other")])
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "summary.json"])
+@pytest.mark.parametrize("content", ["", "{", "null"])
+def test_a_damaged_record_is_an_error_or_written_anew(small, name, content):
+    folder = run(small("train.steps=3"))
+    (folder / name).write_text(content)
+    if name == "summary.json":
+        run(small("train.steps=3", "resume=true"))
+        assert json.loads((folder / name).read_text())["status"] == "finished"
+    else:
+        with pytest.raises(UserError, match=f"{name} is damaged"):
+            program.train([small("train.steps=3", "resume=true")])
+
+
+def test_a_folder_made_meanwhile_is_not_shared(small, monkeypatch):
+    def slow(cfg, data):
+        (Path(cfg.runs_dir) / cfg.name).mkdir(parents=True)
+        return Run(cfg, data)
+
+    monkeypatch.setattr(program, "Run", slow)
+    with pytest.raises(UserError, match="another process"):
+        program.train([small()])
 
 
 def test_auto_choices_are_taken_from_the_run_that_is_resumed(small):
@@ -241,7 +278,8 @@ def test_a_corrupt_checkpoint_is_passed_over(small, capsys):
     newest = checkpoint.step_folder(folder / "checkpoints", 15) / "optim.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     run(small("resume=true", "checkpoint.every=0"))
-    assert "step 15 is corrupt" in capsys.readouterr().err
+    assert "step_00000015 is corrupt" in capsys.readouterr().err
+    assert (folder / "checkpoints" / "corrupt_step_00000015").exists()
     assert metrics(folder) == metrics(straight)
     assert same(weights(folder, 20), weights(straight, 20))
     for f in folder.glob("checkpoints/step_*/state.json"):
@@ -290,6 +328,22 @@ def overrides(tmp_path, text_file) -> list[str]:
         "model.n_layer=1", "model.n_embd=16", "model.n_head=1", "model.block_size=16",
         "train.batch_size=2", "train.eval_tokens=64", "train.sample_chars=0", "train.log_every=1", "train.steps=3000",
     ]  # fmt: skip
+
+
+def test_a_signal_in_the_last_evaluation_ends_the_process_after_it(small, monkeypatch):
+    whole = Run.evaluate
+
+    def interrupted(self, step, *args):
+        if step == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(self, step, *args)
+
+    monkeypatch.setattr(Run, "evaluate", interrupted)
+    cfg = small()
+    with pytest.raises(SystemExit) as e:
+        program.train([cfg])
+    assert e.value.code == 130
+    assert json.loads((Path(cfg.runs_dir) / "run" / "summary.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -344,6 +398,9 @@ def test_wandb_offline_is_read_by_wandbs_own_reader(small, monkeypatch):
         names = set().union(*history)
         assert names >= {"train/loss", "train/grad_norm", "train/lr", "val/loss", "val/bpb", "step", "tokens"}
         assert names >= {"time/step_ms", "time/tokens_per_s", "time/data_ms", "time/eval_ms"}
+        shown = subprocess.run([*leet, "--summary"], capture_output=True, text=True, check=True).stdout
+        summary = json.loads((f / "summary.json").read_text())
+        assert {k: json.loads(shown)["summary"][k] for k in summary} == pytest.approx(summary)
         config = next(r["run"]["config"]["update"] for r in records if r["type"] == "run")
         saved = yaml.safe_load((f / "config.yaml").read_text())
         assert {k: config[k] for k in saved if k not in ("model", "optim", "train")} == {

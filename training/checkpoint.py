@@ -119,7 +119,13 @@ def steps_saved(folder: Path) -> list[int]:
     return sorted(int(f.name[5:]) for f in folder.glob("step_*") if f.name[5:].isdigit())
 
 
-def prune(folder: Path, step: int, keep: int) -> None:
-    """Removes all but the newest `keep` of those up to `step`; a later one is corrupt, and is made again in time."""
-    for old in [saved for saved in steps_saved(folder) if saved <= step][:-keep]:
-        shutil.rmtree(step_folder(folder, old))
+def set_aside(folders: list[Path]) -> None:
+    """Renames corrupt checkpoints, so that they count no more; none is deleted."""
+    for folder in folders:
+        _replace(folder.with_name(f"corrupt_{folder.name}"), folder)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Removes all but the newest `keep`."""
+    for step in steps_saved(folder)[:-keep]:
+        shutil.rmtree(step_folder(folder, step))

@@ -73,6 +73,8 @@ class TrainConfig:
             raise UserError(f"train.eval_tokens={self.eval_tokens} must be at least 1, or null for the whole split")
         if self.stop_at is not None and not 1 <= self.stop_at <= self.steps:
             raise UserError(f"train.stop_at={self.stop_at} must lie in 1 ... train.steps={self.steps}")
+        if self.sample_chars < 0:
+            raise UserError(f"train.sample_chars={self.sample_chars} must not be negative; 0 samples nothing")
         if self.grad_clip < 0:
             raise UserError(f"train.grad_clip={self.grad_clip} must not be negative; 0 turns clipping off")
 
@@ -134,3 +136,8 @@ class CompareConfig:
     """Losses closer than this, in nats per token, count as overlapping where no seed noise was measured."""
     margin: float = 0.01
     """Final validation losses within this, in nats per token, count as equivalent."""
+
+    def __post_init__(self):
+        for name in ("tolerance", "margin"):
+            if getattr(self, name) < 0:
+                raise UserError(f"compare.{name}={getattr(self, name)} must not be negative")

@@ -1,6 +1,7 @@
 """A run's folder: what it is called, when it may be touched, and what of its configuration may change on resume."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -46,23 +47,40 @@ def folder_of(cfg) -> Path:
     return Path(cfg.runs_dir) / cfg.name
 
 
+def is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").exists()
+
+
 def check_folder(cfg) -> None:
-    """Refuses to touch an existing run unless told how; on resume, takes over what its `auto` choices were."""
+    """Refuses to touch an existing folder unless told how; on resume, takes over what its `auto` choices were."""
     folder = folder_of(cfg)
-    if not folder.exists() or cfg.overwrite:
+    if cfg.resume and cfg.overwrite:
+        raise UserError("resume=true goes on and overwrite=true starts again: choose one")
+    if not folder.exists():
         return
-    if not cfg.resume:
+    if not is_run(folder) and any(folder.iterdir()):
+        raise UserError(f"{folder} holds something else than a run, and is not touched; choose another name=NAME")
+    if not (cfg.resume or cfg.overwrite):
         raise UserError(
             f"{folder} exists; choose resume=true to go on, overwrite=true to start again, or another name=NAME"
         )
+    if cfg.resume and is_run(folder):
+        check_config(cfg, folder)
+
+
+def check_config(cfg, folder: Path) -> None:
+    """Takes over the `auto` choices of the run in `folder`, and refuses any other change of what shapes its numbers."""
     try:
         saved = yaml.safe_load((folder / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError) as e:
-        raise UserError(f"{folder} cannot be resumed: its config.yaml is missing or unreadable; overwrite=true") from e
-    for key in CHOICES:
-        if getattr(cfg, key) == "auto":
-            setattr(cfg, key, type(getattr(cfg, key))(saved[key]))
-    ours, theirs = flat(plain(cfg)), flat(saved)
+        for key in CHOICES:
+            if getattr(cfg, key) == "auto":
+                setattr(cfg, key, type(getattr(cfg, key))(saved[key]))
+        theirs = flat(saved)
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as e:
+        raise UserError(
+            f"{folder}/config.yaml is damaged, so the run cannot be resumed; choose another name=NAME"
+        ) from e
+    ours = flat(plain(cfg))
     differing = [
         f"{key}: {theirs.get(key)} -> {ours.get(key)}"
         for key in sorted(ours.keys() | theirs.keys())
@@ -76,22 +94,42 @@ def check_folder(cfg) -> None:
 
 def check_data(cfg, record: dict) -> None:
     """Refuses to resume a run on another text or tokenizer; `record` is the tokens.json of the data now opened."""
-    path = folder_of(cfg) / "environment.json"
-    if not cfg.resume or cfg.overwrite or cfg.force or not path.exists():
+    folder = folder_of(cfg)
+    if not cfg.resume or cfg.force or not is_run(folder):
         return
-    saved = json.loads(path.read_text())["data"]
-    for what in ("corpus_sha256", "split_rule", "tokenizer"):
-        if saved[what] != record[what]:
-            raise UserError(
-                f"{path.parent} was trained on {saved['source']}, and {record['source']} is another text ({what}); "
-                "give the same data, or force=true"
-            )
+    try:
+        saved = json.loads((folder / "environment.json").read_text())["data"]
+        what = next((w for w in ("corpus_sha256", "split_rule", "tokenizer") if saved[w] != record[w]), None)
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise UserError(f"{folder}/environment.json is damaged: what data it had is unknown; force=true resumes") from e
+    if what is not None:
+        raise UserError(
+            f"{folder} was trained on {saved['source']}, and {record['source']} now is another text ({what} differs); "
+            "give the same data, or force=true"
+        )
 
 
 def finished_summary(cfg) -> dict | None:
     """summary.json of a run that is to be resumed and has nothing left to do."""
     path = folder_of(cfg) / "summary.json"
-    if not cfg.resume or cfg.overwrite or not path.exists():
+    if not cfg.resume or cfg.force or not path.exists():
         return None
-    summary = json.loads(path.read_text())
-    return summary if summary["status"] == "finished" and summary["step"] >= cfg.train.last_step else None
+    try:
+        summary = json.loads(path.read_text())
+        return summary if summary["status"] == "finished" and summary["step"] >= cfg.train.last_step else None
+    except (ValueError, KeyError, TypeError):
+        return None  # it is written anew
+
+
+def write_json(path: Path, values: dict) -> None:
+    """Strict JSON, whole or not at all: a number that is not finite becomes null."""
+    aside = path.with_name(f".new-{path.name}")
+    aside.write_text(json.dumps(finite(values), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def finite(value):
+    """`value` with None for every float in it that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,5 @@
 """One model being trained: its weights, optimiser, folder and records. The loop steps a list of these."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -16,7 +15,7 @@ from model.gpt import GPT
 from model.init import keyed_generator
 from training import checkpoint
 from training.config import Compile, WandbMode
-from training.folder import folder_of, plain
+from training.folder import folder_of, is_run, plain, write_json
 from training.optim import build_optimizer, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
@@ -175,13 +174,16 @@ class Run:
 
         Returns the W&B mode that came of it: offline where online could not be had, so that a twin need not try again.
         """
-        if self.cfg.overwrite:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.cfg.overwrite and is_run(self.folder):
+            shutil.rmtree(self.folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=self.cfg.resume)
+        except FileExistsError as e:
+            raise UserError(f"{self.folder} was made by another process meanwhile; choose another name=NAME") from e
         config = plain(self.cfg)
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         (self.folder / "summary.json").unlink(missing_ok=True)
-        (self.folder / "environment.json").write_text(json.dumps(environment, indent=1))
+        write_json(self.folder / "environment.json", environment)
         wandb_run = start_wandb(
             self.folder,
             config=config,
@@ -210,7 +212,7 @@ class Run:
             "optim": checkpoint.optim_tensors(self.model, self.optimizer),
         }
         checkpoint.save(checkpoint.step_folder(self.checkpoints, step), tensors, state)
-        checkpoint.prune(self.checkpoints, step, self.cfg.checkpoint.keep)
+        checkpoint.prune(self.checkpoints, self.cfg.checkpoint.keep)
 
     def keep_best(self, step: int, val_loss: float) -> None:
         """Writes the weights to checkpoints/best where this is the lowest validation loss so far."""
@@ -235,7 +237,7 @@ class Run:
             self.peak_memory_mib = process_peak_mib()
         summary = {"status": status, "num_params": self.model.num_params(), "peak_memory_mib": self.peak_memory_mib}
         summary |= summarize(load_run(self.folder))
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=1))
+        write_json(self.folder / "summary.json", summary)
         self.tracker.close(summary, exit_code=0 if status == "finished" else 1)
         return summary
 
@@ -245,21 +247,27 @@ def resume(runs: list[Run], say=print) -> int:
 
     A corrupt checkpoint is named and the one before it taken; UserError when every one is corrupt.
     """
+    corrupt = []
     common = sorted(set.intersection(*({*checkpoint.steps_saved(run.checkpoints)} for run in runs)), reverse=True)
     for step in common:
-        try:
-            loaded = [checkpoint.load(checkpoint.step_folder(run.checkpoints, step)) for run in runs]
-        except checkpoint.CorruptCheckpoint as e:
-            say(f"checkpoint of step {step} is corrupt ({e}); going back to the one before")
-            continue
-        for run, (tensors, state) in zip(runs, loaded, strict=True):
-            run.restore(step, tensors, state)
-        return step
+        folders = [checkpoint.step_folder(run.checkpoints, step) for run in runs]
+        loaded = []
+        for folder in folders:
+            try:
+                loaded.append(checkpoint.load(folder))
+            except checkpoint.CorruptCheckpoint as e:
+                say(f"{folder} is corrupt ({e}); going back to the one before")
+                corrupt.append(folder)
+        if len(loaded) == len(runs):
+            for run, (tensors, state) in zip(runs, loaded, strict=True):
+                run.restore(step, tensors, state)
+            checkpoint.set_aside(corrupt)
+            return step
     if common:
         raise UserError(
             f"no checkpoint in {', '.join(str(r.checkpoints) for r in runs)} is whole; overwrite=true starts again"
         )
-    say("there is no checkpoint yet: starting from step 0")
+    say("there is no checkpoint to go on from: starting at step 0")
     for run in runs:
         cut_metrics(run.folder / "metrics.jsonl", 0)
     return 0

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def sample_text(model: GPT, encoding: "Encoding", prompt: list[int], *, n_chars: int, seed: int) -> str:
-    """`prompt`, token ids, and what the model makes of it, n_chars characters in all; equal for equal weights and seed.
+    """The text of `prompt`, token ids, and n_chars more from the model; equal for equal weights and seed.
 
     Bytes that are no text, and characters that would move a terminal's cursor, show as U+FFFD.
     """
     model.eval()
     start = torch.tensor([prompt], device=model.embedding.weight.device)
-    n_tokens = max(0, n_chars - len(encoding.decode(prompt, errors="replace")))  # a token is a character at least
-    tokens = model.generate(start, n_tokens, generator=keyed_generator(seed, "sample"), n_vocab=encoding.n_vocab)
-    text = encoding.decode(tokens[0].tolist(), errors="replace")[:n_chars]
+    tokens = model.generate(start, n_chars, generator=keyed_generator(seed, "sample"), n_vocab=encoding.n_vocab)
+    n_prompt = len(encoding.decode(prompt, errors="replace"))
+    text = encoding.decode(tokens[0].tolist(), errors="replace")[: n_prompt + n_chars]
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

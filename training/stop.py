@@ -1,5 +1,6 @@
 """Ending a run on Ctrl-C or SIGTERM between two steps, so that it can be saved."""
 
+import os
 import signal
 
 
@@ -24,3 +25,4 @@ class StopSignal:
         if self:
             raise KeyboardInterrupt
         self.number = number
+        os.write(2, b"\nstopping after this step, to save; once more quits without saving\n")

@@ -5,21 +5,20 @@ import sys
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class Screen:
     """Shows the newest loss, step time and tokens/s of every run; `labels` name them in the order of `show`."""
 
     def __init__(self, labels: list[str], *, start: int, last: int):
-        self.labels, self.last, self.started, self.start = labels, last, time.monotonic(), start
+        self.labels, self.last, self.started = labels, last, None
         console = Console(stderr=True)
         self.bar = None
         if console.is_terminal:
-            columns = [TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}")]
-            self.bar = Progress(
-                *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console
-            )
+            # a narrow terminal cuts the last column, the losses and times
+            columns = [TextColumn("{task.completed}/{task.total}"), BarColumn(bar_width=20), TimeRemainingColumn()]
+            self.bar = Progress(*columns, TextColumn("{task.description}"), console=console)
             self.task = self.bar.add_task("starting", total=last, completed=start)
 
     def __enter__(self) -> "Screen":
@@ -51,8 +50,15 @@ class Screen:
         if self.bar:
             self.bar.update(self.task, completed=step, description="  ".join(parts))
         else:
-            left = (time.monotonic() - self.started) / max(step - self.start, 1) * (self.last - step)
-            self.say("  ".join([f"step {step}/{self.last}", *parts, f"left {left:.0f} s"]))
+            self.say("  ".join([f"step {step}/{self.last}", *parts, *self._left(step)]))
+
+    def _left(self, step: int) -> list[str]:
+        """The time left, as far as the steps since the first call tell."""
+        if self.started is None:
+            self.started = step, time.monotonic()
+            return []
+        first, began = self.started
+        return [f"left {(time.monotonic() - began) / max(step - first, 1) * (self.last - step):.0f} s"]
 
     def evaluated(self, step: int, records: list[dict]) -> None:
         """One line of validation losses, one record a run."""

@@ -1,7 +1,6 @@
 """Where metrics go: metrics.jsonl always, and W&B when it is on. The loop knows neither."""
 
 import json
-import math
 import netrc
 import os
 import sys
@@ -9,6 +8,7 @@ import uuid
 from pathlib import Path
 
 from training.config import WandbMode
+from training.folder import finite
 
 INIT_TIMEOUT_S = 5
 
@@ -23,7 +23,7 @@ class Tracker:
     def log(self, records: list[dict]) -> None:
         """Writes records whole; a number that is not finite becomes null, since JSON has no NaN."""
         for record in records:
-            self.file.write(json.dumps({k: _finite(v) for k, v in record.items()}) + "\n")
+            self.file.write(json.dumps(finite(record)) + "\n")
         self.file.flush()
         if self.wandb_run is not None:
             for record in records:
@@ -32,13 +32,10 @@ class Tracker:
     def close(self, summary: dict, exit_code: int = 0) -> None:
         self.file.close()
         if self.wandb_run is not None:
+            self.wandb_run.log({}, commit=True)  # else the last row, written at the end, would replace the summary
             self.wandb_run.summary.update(summary)
             self.wandb_run.finish(exit_code=exit_code)
             self.wandb_run = None
-
-
-def _finite(value):
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def cut_metrics(path: Path, step: int) -> None:

@@ -32,11 +32,22 @@ def schema():
         ("train.steps=1.5", "could not be converted"),
         ("device=gpu", "expected one of"),
         ("norm", "key=value"),
+        ("data.path=a b (1).txt", "quotes of its own"),
+        ("--norm=rmsnorm", "without dashes"),
+        ("model.norm.kind=rmsnorm", "write norm=rmsnorm"),
+        ("model.placement=post", "write placement=post"),
+        ("optim.lr=nan", "finite"),
+        ("train.grad_clip=inf", "finite"),
     ],
 )
 def test_refused(override, near):
     with pytest.raises(UserError, match=near):
-        check_overrides([override])
+        check_overrides(["-m", override])
+
+
+def test_several_values_need_a_sweep():
+    with pytest.raises(UserError, match="-m"):
+        check_overrides(["norm=layernorm,rmsnorm"])
 
 
 @pytest.mark.parametrize(
@@ -45,7 +56,11 @@ def test_refused(override, near):
      "hydra.verbose=true", "train.eval_tokens=null", "optim.lr=${optim.min_lr}", "seed=range(1,4)"],
 )  # fmt: skip
 def test_accepted(override):
-    check_overrides([override])
+    check_overrides(["-m", override])
+
+
+def test_tab_completion_is_hydras():
+    check_overrides(["-sc", "install=bash"])
 
 
 def test_config_dir_adds_options(tmp_path):
@@ -69,11 +84,13 @@ def test_run_name():
     choices = {"norm": "rmsnorm", "placement": "pre", "model": "tiny", "data": "stdlib", "experiment": "x"}
     name = run_name(choices, ["norm=rmsnorm", "optim.lr=1e-3", "resume=true", "wandb.mode=offline"], 7)
     assert name == "rmsnorm-pre-tiny-stdlib-s7-optim.lr=1e-3"
-    assert run_name(choices, ["data.path=../some/where.txt"], 7).endswith("-data.path=where.txt")
-    long = [f"data.path={'x' * 300}{i}" for i in range(2)]
-    names = [run_name(choices, [o], 7) for o in long]
-    assert len({*names}) == 2
-    assert all(len(n) <= 200 for n in names)
+    paths = [run_name(choices, [f"data.path={folder}/where.txt"], 7) for folder in "ab"]
+    assert paths[0] != paths[1]
+    assert all("-data.path=where.txt-" in name for name in paths)
+    assert run_name(choices, ["optim.lr=1", "optim.lr=2"], 7).endswith("s7-optim.lr=2")
+    long = [run_name(choices, [f"data.tokenizer={'x' * 300}{i}"], 7) for i in range(2)]
+    assert long[0] != long[1]
+    assert all(len(name) <= 200 for name in long)
 
 
 def program(tmp_path, *args: str, check: bool = True, env=None) -> subprocess.CompletedProcess:
@@ -107,7 +124,7 @@ def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path, text_file):
     assert "Traceback" not in done.stderr
     finished = [json.loads(f.read_text())["status"] for f in tmp_path.glob("runs/*/summary.json")]
     assert finished == ["finished"] * 2
-    again = program(tmp_path, "-m", "norm=layernorm,rmsnorm", "optim.beta1=0.9")
+    again = program(tmp_path, "norm=layernorm,rmsnorm", "-m", "optim.beta1=0.9")  # in any order
     assert again.stderr.count("finished before") == 2
 
 

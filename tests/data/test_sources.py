@@ -147,7 +147,7 @@ BAD_FILES = {
     "one character": (b"x", "1 characters, too few"),
     "latin-1": (b"abc\xe9 def", r"a\.txt is not utf-8: byte 0xe9 at offset 3; convert it"),
     "binary": (b"\x7fELF\x00\x01", r"a\.txt is binary \(zero byte at offset 4\)"),
-    "utf-16": ("text".encode("utf-16-le"), r"binary .*utf-8 text only"),
+    "utf-16": ("text".encode("utf-16-le"), r"binary .*utf-8 text"),
 }
 
 

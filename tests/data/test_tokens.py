@@ -160,7 +160,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(cfg, monkeypatch, victim):
         return builtins.open("/dev/full" if path.name == victim else path, *args, **kwargs)
 
     monkeypatch.setattr(tokens, "open", open_on_full_disk, raising=False)
-    with pytest.raises(UserError, match=r"token files to .*cache: No space left on device; make room"):
+    with pytest.raises(UserError, match=r"token files to .*cache: No space left on device; mend that"):
         open_tokens(cfg, quiet)
     assert list(Path(cfg.cache_dir).iterdir()) == []
 
