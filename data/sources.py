@@ -145,7 +145,8 @@ def read_utf8(path: Path) -> str:
         raise UserError(f"{path} has {len(raw):,} bytes; cut it into files below 2 GiB and give their folder")
     if b"\0" in raw:
         raise UserError(
-            f"{path} is binary (zero byte at offset {raw.index(0)}); a glob such as FOLDER/**/*.txt leaves it out"
+            f"{path} is binary (zero byte at offset {raw.index(0)}); data.path takes utf-8 text, "
+            "and a glob such as FOLDER/**/*.txt picks it out"
         )
     try:
         return universal_newlines(raw.decode("utf-8"))
