@@ -24,11 +24,12 @@ from data.tokens import TokenData, open_tokens
 from errors import UserError
 from training.device import make_deterministic, settle
 from training.environment import describe
-from training.folder import check_data, check_folder, finished_summary, folder_of, write_json
+from training.folder import check_data, check_folder, claimed, finished_summary, folder_of, write_json
 from training.optim import parameter_groups
 from training.run import Diverged, Run, resume
 from training.stop import StopSignal
 from training.terminal import Screen
+from training.timing import forget_process_peak
 from training.tracker import wandb_mode
 
 HASHED_STEPS = (0, 1, 100)
@@ -56,33 +57,43 @@ def train(configs: list[Config]) -> float:
         return done[0]["val/loss"]
 
     batches, val = build_batches(configs[0], data)
-    runs = [Run(cfg, data) for cfg in configs]
-    start = resume(runs, say) if configs[0].resume else 0
+    with claimed([folder_of(cfg) for cfg in configs]):
+        return train_claimed([Run(cfg, data) for cfg in configs], batches, val)
+
+
+def train_claimed(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """`train`, once the folders are this process's own."""
+    cfg, data = runs[0].cfg, runs[0].data
+    forget_process_peak()
+    start = resume(runs, say) if cfg.resume else 0
+    if start > cfg.train.last_step:
+        raise UserError(f"{runs[0].folder} is at step {start} already, beyond train.stop_at={cfg.train.stop_at}")
     environment = describe(runs[0].device) | {
         "data": {k: v for k, v in data.record.items() if k != "token_bytes"},
         "batch_hashes": {step: batch_hash(*batches(step)) for step in HASHED_STEPS},
     }
-    mode = wandb_mode(configs[0].wandb.mode)
+    mode = wandb_mode(cfg.wandb.mode)
     for run in runs:
         mode = run.open(environment, mode=mode)
     announce(runs, start)
 
-    status = "failed"
+    statuses = dict.fromkeys(runs, "failed")
     try:
         signal = loop(runs, batches, val, start)
-        status = "finished" if len(runs[0].losses) >= configs[0].train.last_step else "interrupted"
-    except Diverged:
-        status = "diverged"
+        finished = len(runs[0].losses) == cfg.train.last_step
+        statuses = dict.fromkeys(runs, "finished" if finished else "interrupted")
+    except Diverged as e:
+        statuses = dict.fromkeys(runs, "interrupted") | {e.run: "diverged"}
         raise
     except KeyboardInterrupt:
-        status = "interrupted"
+        statuses = dict.fromkeys(runs, "interrupted")
         raise
     finally:
-        summaries = [run.close(status) for run in runs]
-        if configs[0].compile == "full":
+        summaries = [run.close(statuses[run]) for run in runs]
+        if cfg.compile == "full":
             torch.compiler.reset()  # a sweep's next job starts with no compiled code of this one
-    if status == "finished":
-        n_chars = 0 if signal else configs[0].train.sample_chars
+    if finished:
+        n_chars = 0 if signal else cfg.train.sample_chars
         samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
         report(summaries, [run.folder for run in runs], samples)
     else:
@@ -122,6 +133,8 @@ def announce(runs: list[Run], start: int) -> None:
         f"device {cfg.device}, {cfg.dtype}, kernels {cfg.kernels}, compile {cfg.compile}, "
         f"{torch.get_num_threads()} threads; step {start} of {cfg.train.last_step}"
     )
+    if cfg.device == "cpu" and cfg.dtype == "bfloat16":
+        say("bfloat16 on a CPU without native support is many times slower than float32")
 
 
 def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor], start: int) -> int | None:
@@ -153,6 +166,8 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
             if save:
                 for run in runs:
                     run.save(done)
+                for run in runs:
+                    run.prune()
             if stopped and done < last:
                 return stop.number
     return None  # resumed where nothing was left to do

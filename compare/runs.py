@@ -1,4 +1,4 @@
-"""Finding, reading and summing up run folders: numpy in, no torch."""
+"""Reading run folders and summing them up."""
 
 import json
 from dataclasses import dataclass
@@ -27,8 +27,7 @@ class RunRecord:
 
     @property
     def label(self) -> str:
-        """What tells a run from its twin."""
-        return f"{self.config['model']['norm']['kind']}-{self.config['model']['placement']}"
+        return run_label(self.config)
 
     @property
     def tokens_per_step(self) -> int:
@@ -37,6 +36,11 @@ class RunRecord:
     @property
     def warmup(self) -> int:
         return self.config["optim"]["warmup"]
+
+
+def run_label(config: dict) -> str:
+    """What tells a run from its twin."""
+    return f"{config['model']['norm']['kind']}-{config['model']['placement']}"
 
 
 def read_metrics(path: Path) -> list[dict]:
@@ -79,12 +83,15 @@ def summarize(run: RunRecord) -> dict:
     tail = run.loss[-max(1, round(FINAL_SHARE * len(run.loss))) :]
     times = run.step_ms[np.isfinite(run.step_ms)]
     p10, median, p90 = np.percentile(times, [10, 50, 90]) if len(times) else [None] * 3
+    evaluated = (
+        len(run.val_step) and len(run.step) and run.val_step[-1] == run.step[-1]
+    )  # else it is an earlier model's
     return {
         "label": run.label,
         "step": int(run.step[-1]) if len(run.step) else 0,
         "train/loss": float(tail.mean()) if len(tail) else None,
-        "val/loss": float(run.val_loss[-1]) if len(run.val_loss) else None,
-        "val/bpb": float(run.val_bpb[-1]) if len(run.val_bpb) else None,
+        "val/loss": float(run.val_loss[-1]) if evaluated else None,
+        "val/bpb": float(run.val_bpb[-1]) if evaluated else None,
         "time/step_ms": median,
         "time/step_ms_p10": p10,
         "time/step_ms_p90": p90,

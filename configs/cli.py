@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import hydra
@@ -17,7 +17,7 @@ from hydra._internal.utils import get_args
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -28,6 +28,8 @@ from errors import UserError
 
 FOLDER = Path(__file__).parent
 TWIN_GROUPS = ("norm", "placement")
+UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG}
+SPELT_OUT = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP}
 SET_BY_GROUP = {"model.norm.kind": "norm", "model.placement": "placement"}
 NAMED_GROUPS = ("norm", "placement", "model", "data")  # in the order of a run's name
 NOT_IN_NAME = {*NAMED_GROUPS, "seed", "name", "runs_dir", "against", "resume", "overwrite", "force", "train.stop_at"}
@@ -75,7 +77,13 @@ def check_overrides(args: list[str]) -> None:
             raise UserError(
                 f"{override.input_line} holds several values; python train.py -m ... runs one after the other"
             )
-        for value in override.sweep_string_iterator() if sweep else [override.value()]:
+        if not sweep:
+            values = [override.value()]
+        elif override.value_type in SPELT_OUT:
+            values = override.sweep_string_iterator()
+        else:
+            continue  # glob() and interval() are for Hydra and its sweepers to spell out
+        for value in values:
             check_choice(override.key_or_group, value, folders)
 
 
@@ -97,8 +105,8 @@ def check_choice(key: str, value, folders: list[Path]) -> None:
     keys, groups = schema_keys(), options("", folders)
     if key in groups:
         names = options(key, folders)
-        if isinstance(value, str) and value not in names:
-            raise UserError(f"{key}={value} is not an option of {key}; {near(value, names)}")
+        if (value is None and key != "experiment") or (isinstance(value, str) and value not in names):
+            raise UserError(f"{key}={value} is not an option of {key}; {near(str(value), names)}")
     elif key in SET_BY_GROUP:
         raise UserError(f"{key} is what the option {SET_BY_GROUP[key]}= chooses; write {SET_BY_GROUP[key]}={value}")
     elif key not in keys:
@@ -159,7 +167,23 @@ def with_twin(cfg: DictConfig) -> list[Config]:
         twin.name = f"{run_name({**choices, group: run.against}, overrides, twin.seed)}-vs-{own}"
         run.name = f"{run.name}-vs-{run.against}"
     run.wandb.group = twin.wandb.group = run.wandb.group or run.name
+    check_twin(run, twin, group)
     return [run, twin]
+
+
+def check_twin(run: Config, twin: Config, group: str) -> None:
+    """Refuses twins that do not differ in `group`, or differ in anything else."""
+    same = {"name": run.name, "against": run.against}
+    alike = replace(twin, **same, model=replace(twin.model, **{group: getattr(run.model, group)}))
+    if alike != run or twin.model == run.model:
+        raise UserError(
+            f"against={run.against} must change {group} alone, but another option or YAML sets what {group} chooses"
+        )
+
+
+def sweep_group() -> str:
+    """One W&B group for all jobs of a sweep, and for the same sweep called again."""
+    return f"sweep-{hashlib.sha256(' '.join(sorted(sys.argv[1:])).encode()).hexdigest()[:8]}"
 
 
 def explain(error: Exception) -> int | None:
@@ -173,7 +197,7 @@ def explain(error: Exception) -> int | None:
         )
     elif type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
         message, status = f"out of memory; a larger train.accumulate needs less ({str(error).splitlines()[0]})", 1
-    elif isinstance(error, OSError) and error.filename:
+    elif isinstance(error, OSError) and error.errno in UNWRITABLE:
         message, status = (
             f"{error.filename}: {error.strerror}; choose a place that can be written, for example with runs_dir=",
             1,
@@ -198,6 +222,7 @@ def command(task: Callable[[list[Config]], float]) -> Callable[[], None]:
             configs = with_twin(cfg)
             for run in configs if sweep else []:  # the same sweep once more skips what is finished and resumes the rest
                 run.resume = not run.overwrite
+                run.wandb.group = run.wandb.group or sweep_group()
             return task(configs)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)

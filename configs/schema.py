@@ -46,7 +46,9 @@ class Config:
     against: str | None = None
     """An option of norm or placement: also train the twin that differs in it alone, in lockstep."""
     resume: bool = False
+    """Go on from the newest checkpoint of the run of this name; without one, start."""
     overwrite: bool = False
+    """Delete the run of this name first."""
     force: bool = False
     """Resume although the configuration has changed."""
 

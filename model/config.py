@@ -67,6 +67,10 @@ class ModelConfig:
             )
         if not 0 <= self.dropout < 1:
             raise UserError(f"model.dropout={self.dropout} must lie in [0, 1)")
+        if self.n_hidden is not None and self.n_hidden < 1:
+            raise UserError(f"model.n_hidden={self.n_hidden} must be at least 1, or null for 8/3 n_embd")
+        if self.rope_theta <= 0:
+            raise UserError(f"model.rope_theta={self.rope_theta} must be positive; 10000 is usual")
         if self.norm.eps <= 0:
             raise UserError(f"model.norm.eps={self.norm.eps} must be positive; 1e-5 is usual")
 

@@ -12,8 +12,9 @@ from omegaconf import MISSING, OmegaConf
 
 from configs.schema import Config
 from errors import UserError
+from model.config import Kernels
 from scripts.options import run_script
-from training.config import Device
+from training.config import Device, Dtype
 
 
 class Which(StrEnum):
@@ -48,7 +49,7 @@ def main(options: Options) -> None:
 
     folder = Path(options.run)
     cfg = load_config(folder)
-    cfg.device = options.device
+    cfg.device, cfg.kernels, cfg.dtype = options.device, Kernels.auto, Dtype.auto  # of this machine, not of the run's
     settle(cfg)
     encoding = encoding_from_record(json.loads((folder / "environment.json").read_text())["data"]["tokenizer"])
     saved = folder / "checkpoints" / "best"

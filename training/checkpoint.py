@@ -54,16 +54,23 @@ def _digest(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+    """Has a file, or the names in a folder, reach the disk; Windows cannot sync a folder."""
+    if path.is_dir() and os.name == "nt":
+        return
+    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".old-{folder.name}")
+
+
 def _replace(folder: Path, by: Path) -> None:
     """Renames `by` to `folder`; an old folder of that name goes once the new one stands."""
-    old = folder.with_name(f".old-{folder.name}")
+    old = _old(folder)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
@@ -99,15 +106,17 @@ def save(folder: Path, tensors: dict[str, Tensors], state: dict) -> None:
 
 def load(folder: Path) -> tuple[dict[str, Tensors], dict]:
     """Tensors by file stem, and the state; raises CorruptCheckpoint where a file is not what its checksum says."""
+    if not folder.exists() and _old(folder).exists():
+        folder = _old(folder)  # a kill came between the two renames of _replace
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         for name, digest in manifest.items():
             if _digest(folder / name) != digest:
-                raise CorruptCheckpoint(f"{name} does not match its checksum")
+                raise CorruptCheckpoint(f"{folder / name} does not match its checksum")
         state = json.loads((folder / "state.json").read_text())
         return {f.stem: load_file(f) for f in sorted(folder.glob("*.safetensors"))}, state
     except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as e:
-        raise CorruptCheckpoint(f"{type(e).__name__}: {e}") from e
+        raise CorruptCheckpoint(f"{folder} is damaged ({type(e).__name__}: {e})") from e
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -120,9 +129,9 @@ def steps_saved(folder: Path) -> list[int]:
 
 
 def set_aside(folders: list[Path]) -> None:
-    """Renames corrupt checkpoints, so that they count no more; none is deleted."""
+    """Renames checkpoints so that they count no more; none is deleted."""
     for folder in folders:
-        _replace(folder.with_name(f"corrupt_{folder.name}"), folder)
+        _replace(folder.with_name(f"unused_{folder.name}"), folder)
 
 
 def prune(folder: Path, keep: int) -> None:

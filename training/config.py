@@ -134,10 +134,7 @@ class WandbConfig:
 class CompareConfig:
     tolerance: float = 0.02
     """Losses closer than this, in nats per token, count as overlapping where no seed noise was measured."""
-    margin: float = 0.01
-    """Final validation losses within this, in nats per token, count as equivalent."""
 
     def __post_init__(self):
-        for name in ("tolerance", "margin"):
-            if getattr(self, name) < 0:
-                raise UserError(f"compare.{name}={getattr(self, name)} must not be negative")
+        if self.tolerance < 0:
+            raise UserError(f"compare.tolerance={self.tolerance} must not be negative")

@@ -26,6 +26,8 @@ def settle(cfg) -> None:
     cuda = cfg.device == Device.cuda
     if cfg.dtype == Dtype.auto:
         cfg.dtype = Dtype.bfloat16 if cuda else Dtype.float32
+    if cfg.dtype == Dtype.bfloat16 and cfg.device == Device.mps:
+        raise UserError("dtype=bfloat16 is for CUDA, and for CPUs that have it; choose dtype=float32 on device=mps")
     if cfg.compile == Compile.auto:
         cfg.compile = Compile.full if cuda else Compile.eager
     if cfg.kernels == Kernels.auto:

@@ -2,6 +2,9 @@
 
 import json
 import math
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,6 +12,11 @@ import yaml
 
 from errors import UserError
 from training.device import CHOICES
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock
+    fcntl = None
 
 # keys that may differ between a run and its resumption
 FREE_KEYS = {
@@ -121,11 +129,52 @@ def finished_summary(cfg) -> dict | None:
         return None  # it is written anew
 
 
-def write_json(path: Path, values: dict) -> None:
-    """Strict JSON, whole or not at all: a number that is not finite becomes null."""
+def with_history(folder: Path, environment: dict) -> dict:
+    """`environment` with those of the processes that worked on the run before, oldest first, under "before"."""
+    path = folder / "environment.json"
+    if not path.exists():
+        return environment | {"before": []}
+    try:
+        last = json.loads(path.read_text())
+        before = [*last.pop("before"), {k: v for k, v in last.items() if k not in ("data", "batch_hashes")}]
+        changed = [key for key in ("git_commit", "versions", "device", "threads") if last[key] != environment[key]]
+        if changed:
+            what = ", ".join(changed)
+            print(
+                f"{folder} goes on with another {what}; its numbers may differ from an undisturbed run's",
+                file=sys.stderr,
+            )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        before = ["damaged"]
+    return environment | {"before": before}
+
+
+@contextmanager
+def claimed(folders: list[Path]) -> Iterator[None]:
+    """Keeps other processes of this machine out of `folders`; the system lifts the lock when the process ends."""
+    with ExitStack() as stack:
+        for folder in folders if fcntl else []:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(folder.with_name(f".{folder.name}.lock"), "w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                raise UserError(
+                    f"{folder} is in use by another process; wait for it, or choose another name=NAME"
+                ) from e
+        yield
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
     aside = path.with_name(f".new-{path.name}")
-    aside.write_text(json.dumps(finite(values), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    aside.write_text(text, encoding="utf-8")
     aside.replace(path)
+
+
+def write_json(path: Path, values: dict) -> None:
+    """Strict JSON: a number that is not finite becomes null."""
+    write_text(path, json.dumps(finite(values), indent=1, allow_nan=False) + "\n")
 
 
 def finite(value):

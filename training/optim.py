@@ -42,6 +42,7 @@ def guarded_update(optimizer: torch.optim.AdamW, model: nn.Module, *, loss: Tens
         group["lr"] = lr
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.found_inf.logical_or_(~torch.isfinite(loss + norm))
-    optimizer.step()
+    if norm.device.type != "mps" or not optimizer.found_inf:  # Metal's fused AdamW does not look at found_inf
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm

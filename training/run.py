@@ -8,14 +8,14 @@ import torch
 import yaml
 from torch import Tensor
 
-from compare.runs import load_run, summarize
+from compare.runs import load_run, run_label, summarize
 from data.tokens import TokenData
 from errors import UserError
 from model.gpt import GPT
 from model.init import keyed_generator
 from training import checkpoint
 from training.config import Compile, WandbMode
-from training.folder import folder_of, is_run, plain, write_json
+from training.folder import folder_of, is_run, plain, with_history, write_json, write_text
 from training.optim import build_optimizer, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
@@ -24,13 +24,17 @@ from training.tracker import Tracker, cut_metrics, new_run_id, start_wandb
 
 
 class Diverged(UserError):
-    """A loss or gradient that is not finite; the weights are those before it."""
+    """A loss or gradient of `run` that is not finite; its weights are those before it."""
 
     exit_code = 1
 
+    def __init__(self, message: str, run: "Run"):
+        super().__init__(message)
+        self.run = run
+
 
 class Run:
-    """Builds the model and its optimiser, and claims its folder. `data` is shared by all runs of a process."""
+    """Builds the model and its optimiser; `open` makes its folder. `data` is shared by all runs of a process."""
 
     def __init__(self, cfg, data: TokenData):
         self.cfg, self.data, self.folder = cfg, data, folder_of(cfg)
@@ -54,8 +58,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What tells a run from its twin."""
-        return f"{self.cfg.model.norm.kind}-{self.cfg.model.placement}"
+        return run_label(plain(self.cfg))
 
     @property
     def checkpoints(self) -> Path:
@@ -98,12 +101,12 @@ class Run:
 
     def _stop_clock(self, began: float, n_tokens: int) -> dict[str, float]:
         seconds = now(self.device) - began
-        if self.device.type == "cuda":
-            peak = (torch.cuda.max_memory_allocated(self.device) - self.others_bytes) / 2**20
-            self.peak_memory_mib = max(peak, self.peak_memory_mib or 0)
         self.n_timed += 1
         if self.n_timed <= WARMUP_STEPS:
             return {"time/warmup_ms": 1e3 * seconds}
+        if self.device.type == "cuda":
+            peak = (torch.cuda.max_memory_allocated(self.device) - self.others_bytes) / 2**20
+            self.peak_memory_mib = max(peak, self.peak_memory_mib or 0)
         times = {"time/step_ms": 1e3 * seconds, "time/tokens_per_s": n_tokens / seconds}
         if self.peak_flops:
             times["time/mfu"] = self.model.flops_per_token() * n_tokens / seconds / self.peak_flops
@@ -135,7 +138,8 @@ class Run:
                     f"{self.label} diverged at step {record['step']}: loss {loss}, gradient norm {norm}, learning rate "
                     f"{record['train/lr']:.3g}. That update was not made. Last checkpoint: "
                     f"{checkpoint.step_folder(self.checkpoints, kept[-1]) if kept else 'none'}. "
-                    "A lower optim.lr or a longer optim.warmup usually helps"
+                    "A lower optim.lr or a longer optim.warmup usually helps",
+                    self,
                 )
 
     @torch.no_grad()
@@ -181,9 +185,9 @@ class Run:
         except FileExistsError as e:
             raise UserError(f"{self.folder} was made by another process meanwhile; choose another name=NAME") from e
         config = plain(self.cfg)
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
         (self.folder / "summary.json").unlink(missing_ok=True)
-        write_json(self.folder / "environment.json", environment)
+        write_json(self.folder / "environment.json", with_history(self.folder, environment))
         wandb_run = start_wandb(
             self.folder,
             config=config,
@@ -200,7 +204,8 @@ class Run:
         return WandbMode.offline if wandb_run.offline else mode
 
     def save(self, step: int) -> None:
-        """Writes a checkpoint after `step` steps and removes the oldest beyond checkpoint.keep."""
+        """Writes a checkpoint after `step` steps, once what was recorded up to there is on the disk."""
+        self.tracker.sync()
         state = {
             "step": step,
             "best_val_loss": self.best_val_loss,
@@ -212,6 +217,9 @@ class Run:
             "optim": checkpoint.optim_tensors(self.model, self.optimizer),
         }
         checkpoint.save(checkpoint.step_folder(self.checkpoints, step), tensors, state)
+
+    def prune(self) -> None:
+        """Removes the oldest checkpoints beyond checkpoint.keep; twins save both before either prunes."""
         checkpoint.prune(self.checkpoints, self.cfg.checkpoint.keep)
 
     def keep_best(self, step: int, val_loss: float) -> None:
@@ -220,6 +228,13 @@ class Run:
             self.best_val_loss = val_loss
             best = {"model": checkpoint.model_tensors(self.model)}
             checkpoint.save(self.checkpoints / "best", best, {"step": step, "val_loss": val_loss})
+
+    def load(self, step: int) -> tuple[dict[str, checkpoint.Tensors], dict]:
+        """The checkpoint of `step`; CorruptCheckpoint where it is damaged or metrics.jsonl lacks a step before it."""
+        loaded = checkpoint.load(checkpoint.step_folder(self.checkpoints, step))
+        if load_run(self.folder).step[:step].tolist() != list(range(1, step + 1)):
+            raise checkpoint.CorruptCheckpoint(f"{self.folder}/metrics.jsonl lacks steps before it")
+        return loaded
 
     def restore(self, step: int, tensors: dict[str, checkpoint.Tensors], state: dict) -> None:
         """Puts the run where it was when `save(step)` wrote the checkpoint, and cuts its metrics there."""
@@ -233,9 +248,8 @@ class Run:
 
     def close(self, status: str) -> dict:
         """Writes summary.json from what was recorded, ends the tracker; returns the summary."""
-        if self.peak_memory_mib is None:
-            self.peak_memory_mib = process_peak_mib()
         summary = {"status": status, "num_params": self.model.num_params(), "peak_memory_mib": self.peak_memory_mib}
+        summary["process_peak_mib"] = None if self.device.type == "cuda" else process_peak_mib()
         summary |= summarize(load_run(self.folder))
         write_json(self.folder / "summary.json", summary)
         self.tracker.close(summary, exit_code=0 if status == "finished" else 1)
@@ -245,28 +259,24 @@ class Run:
 def resume(runs: list[Run], say=print) -> int:
     """Restores all runs from the newest step that each of them has whole; 0 when none has any checkpoint.
 
-    A corrupt checkpoint is named and the one before it taken; UserError when every one is corrupt.
+    A checkpoint that is corrupt, or ahead of its metrics, is named and the one before it taken; later ones are set
+    aside. UserError where there are checkpoints, but none that all runs have whole.
     """
-    corrupt = []
-    common = sorted(set.intersection(*({*checkpoint.steps_saved(run.checkpoints)} for run in runs)), reverse=True)
-    for step in common:
-        folders = [checkpoint.step_folder(run.checkpoints, step) for run in runs]
-        loaded = []
-        for folder in folders:
-            try:
-                loaded.append(checkpoint.load(folder))
-            except checkpoint.CorruptCheckpoint as e:
-                say(f"{folder} is corrupt ({e}); going back to the one before")
-                corrupt.append(folder)
-        if len(loaded) == len(runs):
-            for run, (tensors, state) in zip(runs, loaded, strict=True):
-                run.restore(step, tensors, state)
-            checkpoint.set_aside(corrupt)
-            return step
-    if common:
-        raise UserError(
-            f"no checkpoint in {', '.join(str(r.checkpoints) for r in runs)} is whole; overwrite=true starts again"
-        )
+    saved = [checkpoint.steps_saved(run.checkpoints) for run in runs]
+    for step in sorted(set.intersection(*map(set, saved)), reverse=True):
+        try:
+            loaded = [run.load(step) for run in runs]
+        except checkpoint.CorruptCheckpoint as e:
+            say(f"step {step} cannot be resumed from: {e}; going back to the one before")
+            continue
+        for run, (tensors, state) in zip(runs, loaded, strict=True):
+            run.restore(step, tensors, state)
+            later = [s for s in checkpoint.steps_saved(run.checkpoints) if s > step]
+            checkpoint.set_aside([checkpoint.step_folder(run.checkpoints, s) for s in later])
+        return step
+    if any(saved):
+        folders = " and ".join(str(run.checkpoints) for run in runs)
+        raise UserError(f"{folders} hold no whole checkpoint of one step; overwrite=true starts again")
     say("there is no checkpoint to go on from: starting at step 0")
     for run in runs:
         cut_metrics(run.folder / "metrics.jsonl", 0)

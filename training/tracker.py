@@ -29,6 +29,10 @@ class Tracker:
             for record in records:
                 self.wandb_run.log(record, step=record["step"])
 
+    def sync(self) -> None:
+        """Has all that was logged reach the disk."""
+        os.fsync(self.file.fileno())
+
     def close(self, summary: dict, exit_code: int = 0) -> None:
         self.file.close()
         if self.wandb_run is not None:

@@ -43,6 +43,14 @@ def test_load_and_summarize(folder):
     assert summary["time/tokens_per_s"] == pytest.approx(10 / 0.07)
 
 
+def test_the_validation_loss_of_an_earlier_step_is_not_the_final_one(folder):
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1, "train/loss": 3.0}\n{"step": 1, "val/loss": 2.0, "val/bpb": 2.5}\n{"step": 2, "train/loss": 2.9}\n'
+    )
+    summary = summarize(load_run(folder))
+    assert (summary["step"], summary["val/loss"], summary["val/bpb"]) == (2, None, None)
+
+
 def test_a_diverged_loss_is_nan(folder):
     (folder / "metrics.jsonl").write_text('{"step": 1, "train/loss": null}\n')
     assert np.isnan(load_run(folder).loss[0])
@@ -63,7 +71,7 @@ def test_no_run(tmp_path):
 
 def test_the_printed_words(folder, capsys):
     run = load_run(folder)
-    summary = summarize(run) | {"peak_memory_mib": None}
+    summary = summarize(run) | {"peak_memory_mib": None, "process_peak_mib": 512.4}
     comparison = compare_pair(run, run)
     assert json.loads(json.dumps(comparison)) == comparison
     assert comparison["gap"] == {"gap": 0.0, "interval": None, "gap_abs": 0.0, "overlap": 1.0, "n_steps": 9}
@@ -71,7 +79,8 @@ def test_the_printed_words(folder, capsys):
     out = capsys.readouterr().out
     expected = [
         "2.0000",
-        "n/a",
+        "peak memory of the process (MiB)",
+        "512",
         "+0.0000 nats/token (too few steps",
         "No seed noise measured",
         "not measured: too few timed",

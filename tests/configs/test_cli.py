@@ -37,6 +37,7 @@ def schema():
         ("model.norm.kind=rmsnorm", "write norm=rmsnorm"),
         ("model.placement=post", "write placement=post"),
         ("optim.lr=nan", "finite"),
+        ("norm=null", "not an option"),
         ("train.grad_clip=inf", "finite"),
     ],
 )
@@ -53,7 +54,8 @@ def test_several_values_need_a_sweep():
 @pytest.mark.parametrize(
     "override",
     ["norm=rmsnorm", "optim.lr=1", "optim.lr=1e-3,1e-4", "experiment=null", "data.path='a b'", "~experiment", "name=x",
-     "hydra.verbose=true", "train.eval_tokens=null", "optim.lr=${optim.min_lr}", "seed=range(1,4)"],
+     "norm=glob(*)", "optim.lr=interval(0.1,0.2)", "hydra.verbose=true", "seed=range(1,4)",
+     "train.eval_tokens=null", "optim.lr=${optim.min_lr}"],
 )  # fmt: skip
 def test_accepted(override):
     check_overrides(["-m", override])
@@ -97,7 +99,7 @@ def program(tmp_path, *args: str, check: bool = True, env=None) -> subprocess.Co
     small = [
         f"runs_dir={tmp_path}/runs", f"data.cache_dir={tmp_path}/tokens", "data=text", f"data.path={tmp_path}/text.txt",
         "model.n_layer=1", "model.n_embd=16", "model.n_head=1", "model.block_size=16", "train.steps=3",
-        "train.batch_size=2", "train.eval_tokens=64", "train.sample_chars=0", "wandb.mode=disabled",
+        "train.batch_size=2", "train.eval_tokens=64", "train.sample_chars=0", "wandb.mode=disabled", "device=cpu",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "train.py", *args, *small], cwd=ROOT, capture_output=True, text=True, timeout=300, env=env
@@ -114,6 +116,13 @@ def test_the_twin_differs_in_one_key_alone(tmp_path, text_file):
     assert differing == {"kind", "name", "against"}
     assert [name.split("-")[0] for name in sorted(texts)] == ["layernorm", "rmsnorm"]
     assert all("-vs-" in name for name in texts)
+
+
+def test_twins_must_differ_in_the_one_option_alone(tmp_path, text_file):
+    done = program(tmp_path, "norm=rmsnorm", "against=layernorm", "model.norm={kind:rmsnorm}", check=False)
+    assert done.returncode == 2
+    assert "must change norm alone" in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
 
 
 def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path, text_file):

@@ -133,6 +133,8 @@ def test_rope_table():
         ({"n_embd": 12, "n_head": 4}, "n_embd=16 would"),
         ({"n_layer": 0}, "n_layer"),
         ({"dropout": 1.0}, "dropout"),
+        ({"n_hidden": -5}, "n_hidden"),
+        ({"rope_theta": -1.0}, "rope_theta"),
         ({"norm": NormConfig(eps=0.0)}, "eps"),
     ],
 )

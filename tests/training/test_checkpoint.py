@@ -9,7 +9,7 @@ import torch
 
 from errors import UserError
 from training import checkpoint
-from training.checkpoint import CorruptCheckpoint, load, prune, restore, save, step_folder, steps_saved
+from training.checkpoint import CorruptCheckpoint, load, prune, restore, save, set_aside, step_folder, steps_saved
 
 
 def tensors() -> dict:
@@ -102,6 +102,22 @@ def test_restore_is_strict():
     ):
         with pytest.raises(UserError, match="another model"):
             restore(into, saved, "it")
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
+    save(tmp_path / "best", tensors(), {"step": 3})
+    (tmp_path / "best").rename(tmp_path / ".old-best")
+    assert load(tmp_path / "best")[1] == {"step": 3}
+    save(tmp_path / "best", tensors(), {"step": 4})
+    assert load(tmp_path / "best")[1] == {"step": 4}
+
+
+def test_set_aside_deletes_nothing(tmp_path):
+    for step in (1, 2):
+        save(step_folder(tmp_path, step), tensors(), {"step": step})
+    set_aside([step_folder(tmp_path, 2)])
+    assert steps_saved(tmp_path) == [1]
+    assert load(tmp_path / "unused_step_00000002")[1] == {"step": 2}
 
 
 def test_prune_keeps_the_newest(tmp_path):
