@@ -29,7 +29,7 @@ from training.optim import parameter_groups
 from training.run import Diverged, Run, resume
 from training.stop import StopSignal
 from training.terminal import Screen
-from training.timing import forget_process_peak
+from training.timing import forget_process_peak, process_peak_mib
 from training.tracker import wandb_mode
 
 HASHED_STEPS = (0, 1, 100)
@@ -89,7 +89,8 @@ def train_claimed(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tenso
         statuses = dict.fromkeys(runs, "interrupted")
         raise
     finally:
-        summaries = [run.close(statuses[run]) for run in runs]
+        peak = process_peak_mib()
+        summaries = [run.close(statuses[run], peak) for run in runs]
         if cfg.compile == "full":
             torch.compiler.reset()  # a sweep's next job starts with no compiled code of this one
     if finished:
@@ -138,7 +139,7 @@ def announce(runs: list[Run], start: int) -> None:
 
 
 def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor], start: int) -> int | None:
-    """Steps every run on the same batches until the last step, or until a signal, whose number it returns."""
+    """Steps every run on the same batches until the last step or a signal; returns the signal's number, if one came."""
     cfg, device = runs[0].cfg, runs[0].device
     last = cfg.train.last_step
     with Screen([run.label for run in runs], start=start, last=last) as screen, StopSignal() as stop:
@@ -170,7 +171,6 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                     run.prune()
             if stopped and done < last:
                 return stop.number
-    return None  # resumed where nothing was left to do
 
 
 def compare_live(candidate: Run, baseline: Run, step: int) -> None:

@@ -28,7 +28,7 @@ from errors import UserError
 
 FOLDER = Path(__file__).parent
 TWIN_GROUPS = ("norm", "placement")
-UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG}
+UNWRITABLE = {errno.EACCES, errno.EEXIST, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 SPELT_OUT = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP}
 SET_BY_GROUP = {"model.norm.kind": "norm", "model.placement": "placement"}
 NAMED_GROUPS = ("norm", "placement", "model", "data")  # in the order of a run's name

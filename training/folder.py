@@ -181,4 +181,6 @@ def finite(value):
     """`value` with None for every float in it that JSON cannot hold."""
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

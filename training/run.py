@@ -19,7 +19,7 @@ from training.folder import folder_of, is_run, plain, with_history, write_json, 
 from training.optim import build_optimizer, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
-from training.timing import WARMUP_STEPS, now, peak_flops, process_peak_mib
+from training.timing import WARMUP_STEPS, now, peak_flops
 from training.tracker import Tracker, cut_metrics, new_run_id, start_wandb
 
 
@@ -181,7 +181,7 @@ class Run:
         if self.cfg.overwrite and is_run(self.folder):
             shutil.rmtree(self.folder)
         try:
-            self.folder.mkdir(parents=True, exist_ok=self.cfg.resume)
+            self.folder.mkdir(parents=True, exist_ok=self.cfg.resume or self.cfg.overwrite)
         except FileExistsError as e:
             raise UserError(f"{self.folder} was made by another process meanwhile; choose another name=NAME") from e
         config = plain(self.cfg)
@@ -246,10 +246,13 @@ class Run:
         curves = load_run(self.folder)
         self.losses, self.step_ms = curves.loss.tolist(), curves.step_ms.tolist()
 
-    def close(self, status: str) -> dict:
-        """Writes summary.json from what was recorded, ends the tracker; returns the summary."""
+    def close(self, status: str, process_peak: float | None) -> dict:
+        """Writes summary.json from what was recorded, ends the tracker; returns the summary.
+
+        `process_peak`, MiB, is the whole process's and belongs to no run alone; CUDA counts each run's own.
+        """
         summary = {"status": status, "num_params": self.model.num_params(), "peak_memory_mib": self.peak_memory_mib}
-        summary["process_peak_mib"] = None if self.device.type == "cuda" else process_peak_mib()
+        summary["process_peak_mib"] = None if self.device.type == "cuda" else process_peak
         summary |= summarize(load_run(self.folder))
         write_json(self.folder / "summary.json", summary)
         self.tracker.close(summary, exit_code=0 if status == "finished" else 1)
