@@ -73,7 +73,7 @@ def comparison_sentences(comparison: dict) -> list[str]:
         interval = "95 % {:.3f} to {:.3f}".format(*ratio["interval"])
         lines += [
             f"  step time ratio  {ratio['median']:.3f} ({interval}), steps interleaved",
-            "  In this pair of processes: where memory happens to lie alone moves the ratio by about a percent.",
+            "  In this process: where memory happens to lie moves the ratio too, and no interval knows of it.",
         ]
     return lines
 

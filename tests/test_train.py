@@ -147,20 +147,6 @@ def test_a_checkpoint_ahead_of_its_metrics_is_passed_over(small, capsys):
     assert metrics(folder) == metrics(straight)
 
 
-def test_the_peak_memory_of_the_process_is_one_number_and_a_later_runs_own(small):
-    def peak(*names):
-        return [json.loads((folder.with_name(n) / "summary.json").read_text())["process_peak_mib"] for n in names]
-
-    big = ["model.n_embd=512", "model.n_head=8", "train.batch_size=32", "train.steps=1"]
-    cfg = small("norm=rmsnorm", "name=a", *big)
-    folder = run(cfg, replace(small(*big), name="b"))
-    run(small("name=c", "train.steps=1"))
-    together, twin, later = peak("a", "b", "c")
-    assert together == twin
-    if Path("/proc/self/clear_refs").exists():
-        assert later < together
-
-
 def test_each_process_that_worked_on_a_run_is_on_record(small, capsys):
     folder = run(small("train.stop_at=10"))
     environment = json.loads((folder / "environment.json").read_text())

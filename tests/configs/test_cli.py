@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -98,9 +99,10 @@ def test_run_name():
 def program(tmp_path, *args: str, check: bool = True, env=None) -> subprocess.CompletedProcess:
     small = [
         f"runs_dir={tmp_path}/runs", f"data.cache_dir={tmp_path}/tokens", "data=text", f"data.path={tmp_path}/text.txt",
-        "model.n_layer=1", "model.n_embd=16", "model.n_head=1", "model.block_size=16", "train.steps=3",
+        "model.n_layer=1", "model.n_head=1", "model.block_size=16", "train.steps=3",
         "train.batch_size=2", "train.eval_tokens=64", "train.sample_chars=0", "wandb.mode=disabled", "device=cpu",
     ]  # fmt: skip
+    small += [] if any("n_embd" in arg for arg in args) else ["model.n_embd=16"]
     done = subprocess.run(
         [sys.executable, "train.py", *args, *small], cwd=ROOT, capture_output=True, text=True, timeout=300, env=env
     )
@@ -135,6 +137,15 @@ def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path, text_file):
     assert finished == ["finished"] * 2
     again = program(tmp_path, "norm=layernorm,rmsnorm", "-m", "optim.beta1=0.9")  # in any order
     assert again.stderr.count("finished before") == 2
+
+
+def test_a_later_job_of_a_sweep_has_a_peak_memory_of_its_own(tmp_path, text_file):
+    program(tmp_path, "-m", "model.n_embd=1024,16", "norm=rmsnorm", "against=layernorm")
+    peaks = {f.parent.name: json.loads(f.read_text())["process_peak_mib"] for f in tmp_path.glob("runs/*/summary.json")}
+    big, small = ({p for name, p in peaks.items() if f"n_embd={width}" in name} for width in (1024, 16))
+    assert len(big) == len(small) == 1  # it is the process's, so both twins say the same
+    if Path("/proc/self/clear_refs").exists():
+        assert small.pop() < big.pop()
 
 
 @pytest.mark.parametrize(
