@@ -154,8 +154,9 @@ def claimed(folders: list[Path]) -> Iterator[None]:
     """Keeps other processes of this machine out of `folders`; the system lifts the lock when the process ends."""
     with ExitStack() as stack:
         for folder in folders if fcntl else []:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(folder.with_name(f".{folder.name}.lock"), "w"))
+            locks = folder.parent / ".locks"
+            locks.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(locks / folder.name, "w"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as e:
