@@ -18,6 +18,7 @@ import yaml
 from safetensors.torch import load_file
 
 import train as program
+import training.run
 from configs.schema import Config
 from errors import UserError
 from model.gpt import GPT
@@ -301,6 +302,21 @@ def test_divergence_stops_the_run_and_never_reaches_the_weights(small):
     assert json.loads(summary, parse_constant=pytest.fail)["status"] == "diverged"
     last = [r for r in metrics(folder) if "train/loss" in r][-1]
     assert None in (last["train/loss"], last["train/grad_norm"])
+
+
+def test_nothing_is_recorded_after_the_step_that_diverged(small, monkeypatch):
+    update = training.run.guarded_update
+
+    def bad_once(optimizer, model, *, loss, lr, clip):
+        if lr == pytest.approx(lr_at(6, peak=1e-3, floor=1e-4, warmup=4, total=20)):
+            loss.fill_(math.nan)
+        return update(optimizer, model, loss=loss, lr=lr, clip=clip)
+
+    monkeypatch.setattr(training.run, "guarded_update", bad_once)
+    cfg = small("train.log_every=20", "train.eval_every=20")
+    with pytest.raises(Diverged, match="diverged at step 7"):
+        program.train([cfg])
+    assert [r["step"] for r in metrics(Path(cfg.runs_dir) / "run") if "train/loss" in r] == list(range(1, 8))
 
 
 def test_a_twin_that_did_not_diverge_is_not_said_to(small, monkeypatch):

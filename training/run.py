@@ -115,18 +115,21 @@ class Run:
     # records
 
     def flush(self) -> list[dict]:
-        """Reads the pending losses and norms from the device and records them."""
-        if not self.pending:
-            return []
-        records, losses, norms = zip(*self.pending, strict=True)
-        self.pending = []
-        losses, norms = torch.stack(losses).tolist(), torch.stack(norms).tolist()
-        for record, loss, norm in zip(records, losses, norms, strict=True):
-            record |= {"train/loss": loss, "train/grad_norm": norm}
-        self.losses += losses
+        """Reads the pending losses and norms from the device and records them, up to the first that is not finite."""
+        records = []
+        if self.pending:
+            pending, losses, norms = zip(*self.pending, strict=True)
+            self.pending = []
+            for record, loss, norm in zip(
+                pending, torch.stack(losses).tolist(), torch.stack(norms).tolist(), strict=True
+            ):
+                records.append(record | {"train/loss": loss, "train/grad_norm": norm})
+                if not math.isfinite(loss + norm):
+                    break  # no update was made from here on
+        self.losses += [record["train/loss"] for record in records]
         self.step_ms += [record.get("time/step_ms", math.nan) for record in records]
-        self.tracker.log(list(records))
-        return list(records)
+        self.tracker.log(records)
+        return records
 
     def check_finite(self, records: list[dict]) -> None:
         """Ends the run where a loss or gradient was not finite: no update was made from there on."""
