@@ -1,20 +1,35 @@
-"""Shared by all tests. Triton reads TRITON_INTERPRET when it is imported, so it is set before anything else."""
+"""Shared by all tests. Triton and PyTorch read their variables when they are imported, so these are set before."""
 
 import argparse
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ["WANDB_MODE"] = "disabled"
+# each worker of pytest-xdist has one core, for the programs that it starts too, and caches in which no other one writes
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # a test with two threads would spin while another worker needs the core
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
+    Path(__file__).resolve().parents[1] / ".cache" / "tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+)
+os.environ["TRITON_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/triton"
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from configs.cli import to_config
+import train
+from configs.cli import command, to_config
 from configs.schema import Config, register
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first, so that the workers end together; the rest in its order."""
+    items.sort(key=lambda item: -sum(mark.args[0] for mark in item.iter_markers("seconds")))
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +72,24 @@ def small(tmp_path, text_file):
             return to_config(compose("train", [*base, *overrides]))
 
     return compose_small
+
+
+@pytest.fixture
+def train_py(monkeypatch, capsys):
+    """train_py(*words) -> what `python train.py *words` ends with and prints, without starting a process.
+
+    Starting Python and importing PyTorch takes longer than most runs of the tests.
+    """
+
+    def here(*words: str) -> subprocess.CompletedProcess:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        capsys.readouterr()
+        try:
+            command(train.train)()
+            status = 0
+        except SystemExit as e:
+            status = e.code or 0
+        return subprocess.CompletedProcess(words, status, *capsys.readouterr())
+
+    return here
