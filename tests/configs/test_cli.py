@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from configs.cli import check_overrides, options, run_name, schema_keys
 from configs.schema import register
@@ -96,22 +97,29 @@ def test_run_name():
     assert all(len(name) <= 200 for name in long)
 
 
-def program(tmp_path, *args: str, check: bool = True, env=None) -> subprocess.CompletedProcess:
+@pytest.fixture
+def program(tmp_path, train_py):
+    """program(*args, check=True) -> what train.py ends with, made small, in a folder of the test's own."""
+
+    def run(*args: str, check: bool = True) -> subprocess.CompletedProcess:
+        done = train_py(*args, *shrinking(tmp_path, args))
+        assert done.returncode == 0 or not check, done.stderr
+        return done
+
+    return run
+
+
+def shrinking(tmp_path, args: tuple[str, ...]) -> list[str]:
     small = [
         f"runs_dir={tmp_path}/runs", f"data.cache_dir={tmp_path}/tokens", "data=text", f"data.path={tmp_path}/text.txt",
         "model.n_layer=1", "model.n_head=1", "model.block_size=16", "train.steps=3",
         "train.batch_size=2", "train.eval_tokens=64", "train.sample_chars=0", "wandb.mode=disabled", "device=cpu",
     ]  # fmt: skip
-    small += [] if any("n_embd" in arg for arg in args) else ["model.n_embd=16"]
-    done = subprocess.run(
-        [sys.executable, "train.py", *args, *small], cwd=ROOT, capture_output=True, text=True, timeout=300, env=env
-    )
-    assert done.returncode == 0 or not check, done.stderr
-    return done
+    return small if any("n_embd" in arg for arg in args) else [*small, "model.n_embd=16"]
 
 
-def test_the_twin_differs_in_one_key_alone(tmp_path, text_file):
-    program(tmp_path, "norm=rmsnorm", "against=layernorm", "optim.lr=1e-2")
+def test_the_twin_differs_in_one_key_alone(program, tmp_path, text_file):
+    program("norm=rmsnorm", "against=layernorm", "optim.lr=1e-2")
     texts = {f.parent.name: f.read_text().splitlines() for f in tmp_path.glob("runs/*/config.yaml")}
     a, b = (texts[name] for name in sorted(texts))
     differing = {line.split(":")[0].strip() for x, y in zip(a, b, strict=True) if x != y for line in (x, y)}
@@ -120,29 +128,34 @@ def test_the_twin_differs_in_one_key_alone(tmp_path, text_file):
     assert all("-vs-" in name for name in texts)
 
 
-def test_twins_must_differ_in_the_one_option_alone(tmp_path, text_file):
-    done = program(tmp_path, "norm=rmsnorm", "against=layernorm", "model.norm={kind:rmsnorm}", check=False)
+def test_twins_must_differ_in_the_one_option_alone(program, tmp_path, text_file):
+    done = program("norm=rmsnorm", "against=layernorm", "model.norm={kind:rmsnorm}", check=False)
     assert done.returncode == 2
     assert "must change norm alone" in done.stderr
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path, text_file):
+def test_a_failing_job_of_a_sweep_does_not_stop_the_others(program, tmp_path, text_file):
     args = ["-m", "norm=layernorm,rmsnorm", "optim.beta1=0.9,1.5"]
-    done = program(tmp_path, *args, check=False)
+    done = program(*args, check=False)
     assert done.returncode == 1
     assert "2 jobs failed" in done.stderr
     assert "Traceback" not in done.stderr
     finished = [json.loads(f.read_text())["status"] for f in tmp_path.glob("runs/*/summary.json")]
     assert finished == ["finished"] * 2
-    again = program(tmp_path, "norm=layernorm,rmsnorm", "-m", "optim.beta1=0.9")  # in any order
+    again = program("norm=layernorm,rmsnorm", "-m", "optim.beta1=0.9")  # in any order
     assert again.stderr.count("finished before") == 2
 
 
 def test_a_later_job_of_a_sweep_has_a_peak_memory_of_its_own(tmp_path, text_file):
-    program(tmp_path, "-m", "model.n_embd=1024,16", "norm=rmsnorm", "against=layernorm")
-    peaks = {f.parent.name: json.loads(f.read_text())["process_peak_mib"] for f in tmp_path.glob("runs/*/summary.json")}
-    big, small = ({p for name, p in peaks.items() if f"n_embd={width}" in name} for width in (1024, 16))
+    args = ("-m", "model.n_embd=1024,16", "norm=rmsnorm", "against=layernorm")
+    command = [sys.executable, "train.py", *args, *shrinking(tmp_path, args)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    peaks = {1024: set(), 16: set()}
+    for f in tmp_path.glob("runs/*/summary.json"):
+        width = yaml.safe_load((f.parent / "config.yaml").read_text())["model"]["n_embd"]
+        peaks[width].add(json.loads(f.read_text())["process_peak_mib"])
+    big, small = peaks.values()
     assert len(big) == len(small) == 1  # it is the process's, so both twins say the same
     if Path("/proc/self/clear_refs").exists():
         assert small.pop() < big.pop()
@@ -151,23 +164,27 @@ def test_a_later_job_of_a_sweep_has_a_peak_memory_of_its_own(tmp_path, text_file
 @pytest.mark.parametrize(
     "args", [["norm=rms"], ["norm=rmsnorm", "against=rmsnorm"], ["against=nothing"], ["model.dropout=2"]]
 )
-def test_a_mistake_exits_2_without_a_traceback(tmp_path, args):
+def test_a_mistake_exits_2_without_a_traceback(program, tmp_path, args):
     (tmp_path / "text.txt").write_text("x" * 1000)
-    done = program(tmp_path, *args, check=False)
+    done = program(*args, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("runs/*/config.yaml"))
 
 
-def test_hydra_habits(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "train.py", "--cfg", "job", "norm=rmsnorm"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "kind: rmsnorm" in done.stdout
-    help_ = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_a_mistake_is_all_that_a_process_of_its_own_prints():
+    done = subprocess.run([sys.executable, "train.py", "norm=rms"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_hydra_habits(train_py):
+    job = train_py("--cfg", "job", "norm=rmsnorm")
+    assert job.returncode == 0
+    assert "kind: rmsnorm" in job.stdout
+    help_ = train_py("--help")
+    assert help_.returncode == 0
     assert "norm: layernorm, rmsnorm" in help_.stdout
