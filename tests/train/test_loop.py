@@ -1,0 +1,140 @@
+"""The loop: the same command gives the same bits, alone or beside a twin, and records what it says it records."""
+
+import json
+import math
+import time
+
+import pytest
+import torch
+
+from model.gpt import GPT
+from tests.train.runs import COMPILED, MODES, metrics, run, same, weights
+from training import checkpoint
+from training.run import Run
+from training.schedule import lr_at
+from training.timing import WARMUP_STEPS
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_command_gives_the_same_metrics(small, mode):
+    torch.set_num_threads(2)  # where sums could be split in another order
+    overrides = [f"compile={mode}", "train.steps=6", "model.dropout=0.1", "train.accumulate=2"]
+    a, b = (run(small(*overrides, f"name={name}")) for name in "ab")
+    assert metrics(a) == metrics(b)
+    assert same(weights(a, 6), weights(b, 6))
+
+
+@COMPILED
+def test_compiled_losses_are_those_of_eager(small):
+    a, b = (run(small(f"compile={mode}", "train.steps=3", f"name={mode}")) for mode in ("eager", "full"))
+    for x, y in zip(metrics(a), metrics(b), strict=True):
+        assert x == pytest.approx(y, rel=1e-4)
+    assert weights(a, 3).keys() == weights(b, 3).keys()
+
+
+def test_triton_kernels_give_the_losses_of_torchs(small):
+    for norm in ("rmsnorm", "layernorm"):
+        a, b = (
+            run(
+                small(
+                    f"norm={norm}", f"kernels={kernels}", "train.steps=3", "model.n_layer=1", f"name={norm}-{kernels}"
+                )
+            )
+            for kernels in ("triton", "torch")
+        )
+        losses = [[r["train/loss"] for r in metrics(f) if "train/loss" in r] for f in (a, b)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_bfloat16_rounds_and_float32_does_not(small):
+    a, b = (run(small(f"dtype={d}", "train.steps=3", f"name={d}")) for d in ("float32", "bfloat16"))
+    for x, y in zip(metrics(a), metrics(b), strict=True):
+        for key in {"train/loss", "val/loss"} & x.keys():
+            assert x[key] == pytest.approx(y[key], rel=0.01)
+            assert x[key] != y[key]
+    assert all(t.dtype == torch.float32 for t in weights(b, 3).values())
+
+
+def test_accumulated_micro_batches_equal_the_whole_batch(small):
+    a, b = (run(small(f"train.accumulate={n}", "train.steps=3", f"name={n}")) for n in (1, 4))
+    for x, y in zip(metrics(a), metrics(b), strict=True):
+        assert x == pytest.approx(y, rel=1e-5)
+
+
+def test_schedule_and_decay_are_those_of_the_configuration(small):
+    cosine, linear, undecayed = (
+        run(small("train.steps=12", f"name={i}", *o))
+        for i, o in enumerate([[], ["optim.schedule=linear"], ["optim.weight_decay=0"]])
+    )
+    lr = [[r["train/lr"] for r in metrics(f) if "train/lr" in r] for f in (cosine, linear)]
+    assert lr[1] == pytest.approx(
+        [lr_at(s, peak=1e-3, floor=1e-4, warmup=4, total=12, shape="linear") for s in range(12)]
+    )
+    assert lr[0] != lr[1]
+    assert not same(weights(cosine, 12), weights(undecayed, 12))
+
+
+def test_evaluation_covers_the_whole_split_and_does_not_depend_on_the_batch(small):
+    a, b = (
+        run(
+            small("train.eval_tokens=null", "train.steps=1", "train.batch_size=8", f"train.accumulate={n}", f"name={n}")
+        )
+        for n in (1, 8)
+    )
+    values = [metrics(f)[0] for f in (a, b)]
+    assert values[0]["val/loss"] == pytest.approx(values[1]["val/loss"], rel=1e-6)
+    assert values[0]["val/bpb"] == pytest.approx(values[0]["val/loss"] / math.log(2))  # one byte a token
+
+
+def test_bits_per_byte_counts_bytes_not_tokens(small, tmp_path):
+    text = tmp_path / "greek.txt"
+    text.write_text("αβγδε, and ζηθ — " * 200, encoding="utf-8")
+    cfg = small("data.tokenizer=char", f"data.path={text}", "train.steps=1", "train.eval_tokens=null")
+    record = metrics(run(cfg))[-1]
+    characters = text.read_text(encoding="utf-8")
+    validation = characters[int(len(characters) * 0.9) :][1:]  # the first has no prediction
+    bits = record["val/loss"] * len(validation) / math.log(2)
+    assert record["val/bpb"] == pytest.approx(bits / len(validation.encode()))
+
+
+def test_step_times_hold_no_evaluation(small, monkeypatch):
+    clock, whole = [0.0], Run.evaluate
+
+    def tick() -> float:
+        clock[0] += 0.001
+        return clock[0]
+
+    def slow(self, *args):
+        clock[0] += 1000
+        return whole(self, *args)
+
+    monkeypatch.setattr(time, "perf_counter", tick)
+    monkeypatch.setattr(Run, "evaluate", slow)
+    folder = run(small("train.eval_every=1", "train.steps=16"))
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = [r for r in records if "time/step_ms" in r]
+    assert [r["step"] for r in timed] == list(range(WARMUP_STEPS + 1, 17))
+    assert all(r["time/step_ms"] < 1000 for r in timed)
+    assert all("time/warmup_ms" in r for r in records if "train/loss" in r and r not in timed)
+
+
+def test_mfu_is_the_share_of_a_known_peak_and_absent_for_an_unknown_one(small, monkeypatch):
+    assert not any("time/mfu" in line for line in (run(small("name=a")) / "metrics.jsonl").read_text().splitlines())
+    monkeypatch.setattr("training.run.peak_flops", lambda device, dtype: 1e12)
+    cfg = small("name=b")
+    records = [json.loads(line) for line in (run(cfg) / "metrics.jsonl").read_text().splitlines()]
+    model = GPT(cfg.model, 256)
+    for r in records:
+        if "time/mfu" in r:
+            assert r["time/mfu"] == pytest.approx(model.flops_per_token() * 4 * 32 / (r["time/step_ms"] / 1e3) / 1e12)
+    assert any("time/mfu" in r for r in records)
+
+
+def test_the_best_weights_are_kept_apart(small, monkeypatch):
+    losses = iter([2.0, 1.5, 1.9])
+    whole = Run.keep_best
+    monkeypatch.setattr(Run, "keep_best", lambda self, step, loss: whole(self, step, next(losses)))
+    folder = run(small())
+    state = json.loads((folder / "checkpoints" / "best" / "state.json").read_text())
+    assert state == {"step": 10, "val_loss": 1.5}
+    assert checkpoint.steps_saved(folder / "checkpoints") == [20]
