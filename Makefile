@@ -8,7 +8,7 @@ train: .venv/.train
 	$(BIN)/python train.py norm=rmsnorm against=layernorm name=quickstart overwrite=true
 
 test: .venv/.test
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto
 
 lint: .venv/.test
 	$(BIN)/ruff check .
