@@ -5,7 +5,11 @@ Nothing heavy is imported until a kernel is asked for, and `from kernels import 
 
 from importlib import import_module
 
-_HOME = {"rms_norm": "kernels.norm", "layer_norm": "kernels.norm"}
+_HOME = {
+    **dict.fromkeys(("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"), "kernels.norm"),
+    "swiglu": "kernels.glu",
+    "rope": "kernels.rotary",
+}
 
 __all__ = sorted(_HOME)
 

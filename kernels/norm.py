@@ -1,9 +1,8 @@
-"""RMSNorm and LayerNorm over the last axis, fused: one forward and one backward Triton kernel serve both.
+"""RMSNorm and LayerNorm over the last axis, fused, each also with the residual add before it.
 
-The two differ by CENTER alone. A tile holds BLOCK_M whole rows, so each element of x (and of dy) is read once.
-An absent weight, bias or gradient is a None pointer: Triton compiles one variant per combination, free of dead work.
-Every load is widened to ACC at once: the interpreter's bfloat16 arithmetic works on raw bits, and rows of float64 get
-statistics in float64, which gradcheck needs.
+The two norms differ by CENTER alone. A row as wide as registers hold is read once, several narrow rows to a program; a
+wider one goes in chunks of columns, its second reading served by the cache. An absent residual, parameter or gradient
+is a None pointer: Triton compiles one variant per combination, free of dead work.
 """
 
 import functools
@@ -13,249 +12,423 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from kernels.launch import ACC, INSTEAD, cdiv, check, launch, multiprocessors, operator, rows
+
 # M rows (all leading axes together), N columns (the normalised axis), G programs of the backward grid
+
+
+@triton.jit
+def _load_sum(x_ptr, r_ptr, h_ptr, x_at, r_at, h_at, mask, ACC: tl.constexpr):
+    """x, or h = x + residual, kept and rounded before it is normalised: whoever adds to it next reads it so."""
+    x = tl.load(x_ptr + x_at, mask=mask, other=0.0).to(ACC)
+    if r_ptr is not None:
+        h = (x + tl.load(r_ptr + r_at, mask=mask, other=0.0).to(ACC)).to(h_ptr.dtype.element_ty)
+        tl.store(h_ptr + h_at, h, mask=mask)
+        x = h.to(ACC)
+    return x
+
+
+@triton.jit
+def _load_gain(w_ptr, cols, mask, ZERO_CENTERED: tl.constexpr, ACC: tl.constexpr):
+    gain = tl.load(w_ptr + cols, mask=mask, other=0.0).to(ACC)
+    if ZERO_CENTERED:
+        gain += 1.0
+    return gain
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _forward_kernel(
-    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, x_stride, n_rows, n_cols,
-    eps: tl.float64,  # as a float32 argument eps would reach float64 rows already rounded
-    CENTER: tl.constexpr, ZERO_CENTERED: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, stats_ptr, x_stride, r_stride, n_rows, n_cols,
+    EPS: tl.constexpr, CENTER: tl.constexpr, ZERO_CENTERED: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
+    """A tile of whole rows per program."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_N)
-    row_mask, col_mask = rows < n_rows, cols < n_cols
+    row_mask, col_mask = row < n_rows, cols < n_cols
     mask = row_mask[:, None] & col_mask[None, :]
-    x = tl.load(x_ptr + rows[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(ACC)
+    x_at, r_at = row[:, None] * x_stride + cols[None, :], row[:, None] * r_stride + cols[None, :]
+    at = row[:, None] * n_cols + cols[None, :]
+    x = _load_sum(x_ptr, r_ptr, h_ptr, x_at, r_at, at, mask, ACC)
     if CENTER:
         mean = tl.sum(x, axis=1) / n_cols
-        tl.store(mean_ptr + rows, mean, mask=row_mask)
+        tl.store(stats_ptr + n_rows + row, mean, mask=row_mask)
         x = tl.where(mask, x - mean[:, None], 0.0)  # the padding must not count in the variance
-    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / n_cols + tl.full((), eps, ACC))
-    tl.store(rstd_ptr + rows, rstd, mask=row_mask)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / n_cols + EPS)
+    tl.store(stats_ptr + row, rstd, mask=row_mask)
     y = x * rstd[:, None]
     if w_ptr is not None:
-        gain = tl.load(w_ptr + cols, mask=col_mask, other=0.0).to(ACC)
-        if ZERO_CENTERED:
-            gain += 1.0
-        y *= gain[None, :]
+        y *= _load_gain(w_ptr, cols, col_mask, ZERO_CENTERED, ACC)[None, :]
     if b_ptr is not None:
         y += tl.load(b_ptr + cols, mask=col_mask, other=0.0).to(ACC)[None, :]
-    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _forward_wide_kernel(
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, stats_ptr, x_stride, r_stride, n_rows, n_cols,
+    EPS: tl.constexpr, CENTER: tl.constexpr, ZERO_CENTERED: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A row per program, in chunks. LayerNorm too takes its statistics in one pass: each lane keeps a mean and a sum of
+    squares about it (Welford 1962), and the lanes are merged at the end (Chan et al. 1979)."""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK_N)
+    lane_mean = tl.zeros((BLOCK_N,), ACC)
+    lane_squares = tl.zeros((BLOCK_N,), ACC)
+    for start in range(0, n_cols, BLOCK_N):
+        cols = start + lane
+        mask = cols < n_cols
+        at = row * n_cols + cols
+        x = _load_sum(x_ptr, r_ptr, h_ptr, row * x_stride + cols, row * r_stride + cols, at, mask, ACC)
+        if CENTER:
+            off = tl.where(mask, x - lane_mean, 0.0)
+            lane_mean += off / (start // BLOCK_N + 1)
+            lane_squares += off * (x - lane_mean)
+        else:
+            lane_squares += x * x
+    if CENTER:
+        count = (n_cols - lane + BLOCK_N - 1) // BLOCK_N
+        mean = tl.sum(lane_mean * count, axis=0) / n_cols
+        tl.store(stats_ptr + n_rows + row, mean)
+        lane_squares += count * (lane_mean - mean) * (lane_mean - mean)
+    rstd = tl.rsqrt(tl.sum(lane_squares, axis=0) / n_cols + EPS)
+    tl.store(stats_ptr + row, rstd)
+    if r_ptr is None:
+        source_ptr = x_ptr + row * x_stride
+    else:
+        source_ptr = h_ptr + row * n_cols
+        tl.debug_barrier()  # what this program wrote is read again
+    for start in range(0, n_cols, BLOCK_N):
+        cols = start + lane
+        mask = cols < n_cols
+        x = tl.load(source_ptr + cols, mask=mask, other=0.0).to(ACC)
+        if CENTER:
+            x -= mean
+        y = x * rstd
+        if w_ptr is not None:
+            y *= _load_gain(w_ptr, cols, mask, ZERO_CENTERED, ACC)
+        if b_ptr is not None:
+            y += tl.load(b_ptr + cols, mask=mask, other=0.0).to(ACC)
+        tl.store(y_ptr + row * n_cols + cols, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_dx(dx, dh_ptr, dx_ptr, dr_ptr, dh_at, at, mask, ACC: tl.constexpr):
+    """Adds what reached h from elsewhere; x and the residual have one gradient, in two dtypes where theirs differ."""
+    if dh_ptr is not None:
+        dx += tl.load(dh_ptr + dh_at, mask=mask, other=0.0).to(ACC)
+    if dx_ptr is not None:
+        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    if dr_ptr is not None:
+        tl.store(dr_ptr + at, dx.to(dr_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _backward_kernel(
-    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, dy_stride, x_stride, n_rows, n_cols,
-    CENTER: tl.constexpr, ZERO_CENTERED: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    dy_ptr, dh_ptr, h_ptr, w_ptr, stats_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr,
+    dy_stride, dh_stride, h_stride, n_rows, n_cols, CENTER: tl.constexpr, ZERO_CENTERED: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """With x̂ = (x - mean) · rstd and g = dy · gain: dx = rstd · (g - mean(g) - x̂ · mean(g · x̂)).
+    """With x̂ = (h - mean) · rstd and g = dy · gain: dx = rstd · (g - mean(g) - x̂ · mean(g · x̂)) [+ dh].
 
     RMSNorm has neither mean. dw and db hold one partial row per program, Σ dy · x̂ and Σ dy over the rows it visited.
     """
     cols = tl.arange(0, BLOCK_N)
     col_mask = cols < n_cols
     partial = tl.program_id(0).to(tl.int64) * n_cols + cols
-    if w_ptr is not None:
-        gain = tl.load(w_ptr + cols, mask=col_mask, other=0.0).to(ACC)
-        if ZERO_CENTERED:
-            gain += 1.0
     # whole tiles, folded once after the loop: a sum across rows crosses warps
     dw = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     db = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    for tile in range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
-        rows = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
-        row_mask = rows < n_rows
+    for tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0), num_stages=STAGES):
+        row = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
+        row_mask = row < n_rows
         mask = row_mask[:, None] & col_mask[None, :]
         # dy = 0 in the padding, so whatever x̂ is there adds nothing to any sum
-        dy = tl.load(dy_ptr + rows[:, None] * dy_stride + cols[None, :], mask=mask, other=0.0).to(ACC)
-        x_hat = tl.load(x_ptr + rows[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(ACC)
+        dy = tl.load(dy_ptr + row[:, None] * dy_stride + cols[None, :], mask=mask, other=0.0).to(ACC)
+        x_hat = tl.load(h_ptr + row[:, None] * h_stride + cols[None, :], mask=mask, other=0.0).to(ACC)
         if CENTER:
-            x_hat -= tl.load(mean_ptr + rows, mask=row_mask, other=0.0)[:, None]
-        rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)[:, None]
+            x_hat -= tl.load(stats_ptr + n_rows + row, mask=row_mask, other=0.0)[:, None]
+        rstd = tl.load(stats_ptr + row, mask=row_mask, other=0.0)[:, None]
         x_hat *= rstd
         if dw_ptr is not None:
             dw += dy * x_hat
         if db_ptr is not None:
             db += dy
-        if dx_ptr is not None:
+        if dx_ptr is not None or dr_ptr is not None:
             g = dy
             if w_ptr is not None:
-                g *= gain[None, :]
+                g *= _load_gain(w_ptr, cols, col_mask, ZERO_CENTERED, ACC)[None, :]
             dx = g - x_hat * (tl.sum(g * x_hat, axis=1) / n_cols)[:, None]
             if CENTER:
                 dx -= (tl.sum(g, axis=1) / n_cols)[:, None]
-            dx *= rstd
-            tl.store(dx_ptr + rows[:, None] * n_cols + cols[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
+            dh_at, at = row[:, None] * dh_stride + cols[None, :], row[:, None] * n_cols + cols[None, :]
+            _store_dx(dx * rstd, dh_ptr, dx_ptr, dr_ptr, dh_at, at, mask, ACC)
     if dw_ptr is not None:
         tl.store(dw_ptr + partial, tl.sum(dw, axis=0), mask=col_mask)
     if db_ptr is not None:
         tl.store(db_ptr + partial, tl.sum(db, axis=0), mask=col_mask)
 
 
-INTERPRETED = not isinstance(_forward_kernel, triton.JITFunction)
-MAX_COLS = 65536
-_ACC = {torch.float32: tl.float32, torch.float64: tl.float64}
-_CPU_PROGRAMS = 4
+@triton.jit
+def _add_to(part_ptr, cols, value, later, mask):
+    tl.store(part_ptr + cols, tl.load(part_ptr + cols, mask=mask & later, other=0.0) + value, mask=mask)
 
 
-def _tile(n_cols):
-    """BLOCK_M, BLOCK_N and num_warps. They depend on N alone, so a row's result does not depend on its neighbours.
+@triton.jit(do_not_specialize=["n_rows"])
+def _backward_wide_kernel(
+    dy_ptr, dh_ptr, h_ptr, w_ptr, stats_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr,
+    dy_stride, dh_stride, h_stride, n_rows, n_cols, CENTER: tl.constexpr, ZERO_CENTERED: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same in chunks of columns, read once for the two means and once for dx. dw and db do not fit registers: each
+    program adds up its own partial row in memory, which no other touches."""
+    partial = tl.program_id(0).to(tl.int64) * n_cols
+    for tile in range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        row = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
+        row_mask = row < n_rows
+        rstd = tl.load(stats_ptr + row, mask=row_mask, other=0.0)[:, None]
+        mean = tl.load(stats_ptr + n_rows + row, mask=row_mask, other=0.0)[:, None] if CENTER else 0.0
+        g_x_hat = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+        g_sum = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+        if dx_ptr is not None or dr_ptr is not None:
+            for start in tl.range(0, n_cols, BLOCK_N, num_stages=STAGES):
+                cols = start + tl.arange(0, BLOCK_N)
+                mask = row_mask[:, None] & (cols < n_cols)[None, :]
+                g = tl.load(dy_ptr + row[:, None] * dy_stride + cols[None, :], mask=mask, other=0.0).to(ACC)
+                h = tl.load(h_ptr + row[:, None] * h_stride + cols[None, :], mask=mask, other=0.0).to(ACC)
+                if w_ptr is not None:
+                    g *= _load_gain(w_ptr, cols, cols < n_cols, ZERO_CENTERED, ACC)[None, :]
+                g_x_hat += g * ((h - mean) * rstd)
+                if CENTER:
+                    g_sum += g
+        mean_g_x_hat = (tl.sum(g_x_hat, axis=1) / n_cols)[:, None]
+        mean_g = (tl.sum(g_sum, axis=1) / n_cols)[:, None]
+        tl.debug_barrier()  # the partial row is read below as the tile before left it
+        for start in tl.range(0, n_cols, BLOCK_N, num_stages=STAGES):
+            cols = start + tl.arange(0, BLOCK_N)
+            col_mask = cols < n_cols
+            mask = row_mask[:, None] & col_mask[None, :]
+            g = tl.load(dy_ptr + row[:, None] * dy_stride + cols[None, :], mask=mask, other=0.0).to(ACC)
+            h = tl.load(h_ptr + row[:, None] * h_stride + cols[None, :], mask=mask, other=0.0).to(ACC)
+            x_hat = (h - mean) * rstd
+            later = tile >= tl.num_programs(0)  # the first tile finds nothing there yet
+            if dw_ptr is not None:
+                _add_to(dw_ptr + partial, cols, tl.sum(g * x_hat, axis=0), later, col_mask)
+            if db_ptr is not None:
+                _add_to(db_ptr + partial, cols, tl.sum(g, axis=0), later, col_mask)
+            if dx_ptr is not None or dr_ptr is not None:
+                if w_ptr is not None:
+                    g *= _load_gain(w_ptr, cols, col_mask, ZERO_CENTERED, ACC)[None, :]
+                dx = g - x_hat * mean_g_x_hat
+                if CENTER:
+                    dx -= mean_g
+                dh_at, at = row[:, None] * dh_stride + cols[None, :], row[:, None] * n_cols + cols[None, :]
+                _store_dx(dx * rstd, dh_ptr, dx_ptr, dr_ptr, dh_at, at, mask, ACC)
 
-    16 elements a thread keep x̂, dy, dw and db in registers up to N = 8192; the backward of wider rows spills.
-    """
+
+@triton.jit
+def _fold(parts_ptr, out_ptr, n_parts, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), parts_ptr.dtype.element_ty)
+    for first in range(0, n_parts, BLOCK_M):
+        row = first + tl.arange(0, BLOCK_M)[:, None].to(tl.int64)
+        mask = (row < n_parts) & (cols < n_cols)[None, :]
+        total += tl.load(parts_ptr + row * n_cols + cols[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + cols, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty), mask=cols < n_cols)
+
+
+@triton.jit(do_not_specialize=["n_parts"])
+def _fold_kernel(
+    dw_parts_ptr, db_parts_ptr, dw_ptr, db_ptr, n_parts, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """dw and db from their partial rows, (G, N) -> (N,), summed in one order and rounded once."""
+    if dw_ptr is not None:
+        _fold(dw_parts_ptr, dw_ptr, n_parts, n_cols, BLOCK_M, BLOCK_N)
+    if db_ptr is not None:
+        _fold(db_parts_ptr, db_ptr, n_parts, n_cols, BLOCK_M, BLOCK_N)
+
+
+MAX_COLS = 2**30  # beyond it, a chunk's last column would not fit int32
+WIDEST = 16384  # bytes of a row that registers hold; wider ones go in chunks
+CACHED = 32768  # elements of h and of dy that two programs a multiprocessor can read again from 50 MB of level-2 cache
+
+
+# Launch parameters depend on N and the dtype alone, so that a row's result does not depend on its neighbours.
+# At most 16 warps: of AMD's 64 threads they make 1024.
+def _tile(n_cols, itemsize):
+    """Whole rows, several to a tile where they are narrow: 32 bytes of each tensor a thread."""
     block_n = triton.next_power_of_2(n_cols)
-    block_m = max(1, min(64, 4096 // block_n))
-    num_warps = min(max(block_m * block_n // (32 * 16), 4), 32)
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps}
-
-
-def _backward_programs(device, n_rows, tile):
-    """As many as fit a multiprocessor by their registers; more would only lengthen the sum over partial rows."""
-    if device.type == "cpu":
-        most = _CPU_PROGRAMS
-    else:
-        most = _multiprocessors(device) * (2 if tile["num_warps"] <= 8 else 1)
-    return min(triton.cdiv(n_rows, tile["BLOCK_M"]), most)
+    block_m = max(1, min(64, WIDEST // 2 // (block_n * itemsize)))
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": min(max(block_m * block_n * itemsize // 1024, 4), 16)}
 
 
 @functools.cache
-def _multiprocessors(device):
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _forward_plan(n_cols, dtype):
+    """Kernel, rows a program, launch parameters."""
+    if n_cols * dtype.itemsize > WIDEST:
+        return _forward_wide_kernel, 1, {"ACC": ACC[dtype], "BLOCK_N": 8192, "num_warps": 16}
+    tile = _tile(n_cols, dtype.itemsize)
+    return _forward_kernel, tile["BLOCK_M"], {"ACC": ACC[dtype], **tile}
 
 
-def _rows(t):
-    """(..., N) -> (M, N) with adjacent columns: a view wherever the strides allow one."""
-    t = t.reshape(-1, t.shape[-1])
-    return t if t.stride(-1) == 1 else t.contiguous()
+@functools.cache
+def _backward_plan(n_cols, dtype):
+    """Kernel, rows a tile, programs a multiprocessor, launch parameters.
+
+    As many programs as fit by their registers; more would only lengthen the sum over partial rows. maxnreg lets two of
+    8 warps share a multiprocessor: left to itself, the assembler at times spills a register to fit in more.
+    """
+    constants = {"ACC": ACC[dtype], "STAGES": 2, "maxnreg": 128}
+    if n_cols * dtype.itemsize <= WIDEST:
+        tile = _tile(n_cols, dtype.itemsize)
+        return _backward_kernel, tile["BLOCK_M"], 2 if tile["num_warps"] <= 8 else 1, constants | tile
+    # two rows at once halve the additions to partial rows, while the cache still holds their chunks
+    block_m = 2 if 2 * n_cols <= CACHED else 1
+    tile = {"BLOCK_M": block_m, "BLOCK_N": 2048 // block_m, "num_warps": 8}
+    return _backward_wide_kernel, block_m, 2 if n_cols <= CACHED else 1, constants | tile
 
 
 def _vector(t):
     return None if t is None else t.contiguous()
 
 
-def _empty_forward(x, weight, bias, eps, center, zero_centered):
-    rstd = x.new_empty(x.shape[:-1], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
-    mean = torch.empty_like(rstd) if center else rstd.new_empty(0)
-    return x.new_empty(x.shape), mean, rstd
+def _empty_forward(x, residual, weight, bias, eps, center, zero_centered):
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    h = x.new_empty(0) if residual is None else torch.empty_like(y)
+    n_stats = x.numel() // x.shape[-1] * (2 if center else 1)
+    return y, h, torch.empty(n_stats, dtype=torch.promote_types(dtype, torch.float32), device=x.device)
 
 
 def _forward(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
     eps: float, center: bool, zero_centered: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """y (..., N), mean (...) or (0,) for RMSNorm, rstd (...); every output is contiguous."""
-    y, mean, rstd = _empty_forward(x, weight, bias, eps, center, zero_centered)
-    rows, tile = _rows(x), _tile(x.shape[-1])
-    with torch.cuda.device_of(x):
-        _forward_kernel[(triton.cdiv(len(rows), tile["BLOCK_M"]),)](
-            rows, _vector(weight), _vector(bias), y, mean if center else None, rstd, rows.stride(0), *rows.shape, eps,
-            CENTER=center, ZERO_CENTERED=zero_centered, ACC=_ACC[rstd.dtype], **tile,
-        )  # fmt: skip
-    return y, mean, rstd
-
-
-def _empty_backward(dy, x, weight, mean, rstd, center, zero_centered, needs):
+    """y (..., N), h (..., N) or (0,) without residual, and per row rstd, then for LayerNorm the mean, (M,) or (2M,)."""
+    y, h, stats = _empty_forward(x, residual, weight, bias, eps, center, zero_centered)
     n_cols = x.shape[-1]
-    needs_x, needs_weight, needs_bias = needs
-    vectors = (rstd.new_empty(n_cols if needed else 0) for needed in (needs_weight, needs_bias))
-    return x.new_empty(x.shape if needs_x else 0), *vectors
+    n_rows = x.numel() // n_cols
+    x, x_stride = rows(x)
+    residual, r_stride, h_out = (None, 0, None) if residual is None else (*rows(residual), h)
+    kernel, block_m, constants = _forward_plan(n_cols, y.dtype)
+    launch(
+        kernel, cdiv(n_rows, block_m), y, x, residual, _vector(weight), _vector(bias), y, h_out, stats,
+        x_stride, r_stride, n_rows, n_cols, EPS=eps, CENTER=center, ZERO_CENTERED=zero_centered, **constants,
+    )  # fmt: skip
+    return y, h, stats
+
+
+def _empty_backward(dy, dh, h, weight, stats, center, zero_centered, *dtypes):
+    sizes = (h.shape, h.shape, h.shape[-1:], h.shape[-1:])
+    return tuple(h.new_empty(size if dtype else 0, dtype=dtype) for size, dtype in zip(sizes, dtypes, strict=True))
 
 
 def _backward(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor, rstd: torch.Tensor,
-    center: bool, zero_centered: bool, needs: list[bool],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """dx (..., N), dw (N,), db (N,), the last two in the dtype of rstd; one that `needs` does not ask for is (0,)."""
-    dx, dw, db = _empty_backward(dy, x, weight, mean, rstd, center, zero_centered, needs)
-    dy_rows, x_rows, tile = _rows(dy), _rows(x), _tile(x.shape[-1])
-    programs = _backward_programs(x.device, len(x_rows), tile)
-    dw_parts, db_parts = (rstd.new_empty(programs, len(d)) if len(d) else None for d in (dw, db))
-    with torch.cuda.device_of(x):
-        _backward_kernel[(programs,)](
-            dy_rows, x_rows, _vector(weight), mean if center else None, rstd, dx if needs[0] else None,
-            dw_parts, db_parts, dy_rows.stride(0), x_rows.stride(0), *x_rows.shape,
-            CENTER=center, ZERO_CENTERED=zero_centered, ACC=_ACC[rstd.dtype], **tile,
-        )  # fmt: skip
-    return dx, dw if dw_parts is None else dw_parts.sum(0), db if db_parts is None else db_parts.sum(0)
+    dy: torch.Tensor, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor | None, stats: torch.Tensor,
+    center: bool, zero_centered: bool, x_dtype: torch.dtype | None, r_dtype: torch.dtype | None,
+    w_dtype: torch.dtype | None, b_dtype: torch.dtype | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """dx, dr (..., N), dw, db (N,), each in the dtype given for it, or (0,) where that is None: not asked for."""
+    dtypes = (x_dtype, r_dtype, w_dtype, b_dtype)
+    out = _empty_backward(dy, dh, h, weight, stats, center, zero_centered, *dtypes)
+    dx, dr, dw, db = (t if dtype else None for t, dtype in zip(out, dtypes, strict=True))
+    n_cols = h.shape[-1]
+    n_rows = h.numel() // n_cols
+    (dy, dy_stride), (h, h_stride) = rows(dy), rows(h)
+    dh, dh_stride = (None, 0) if dh is None else rows(dh)
+    kernel, block_m, occupancy, constants = _backward_plan(n_cols, h.dtype)
+    programs = min(cdiv(n_rows, block_m), occupancy * multiprocessors(h.device))
+    dw_parts, db_parts = (None if d is None else stats.new_empty(programs, n_cols) for d in (dw, db))
+    launch(
+        kernel, programs, h, dy, dh, h, _vector(weight), stats, dx, dr, dw_parts, db_parts,
+        dy_stride, dh_stride, h_stride, n_rows, n_cols, CENTER=center, ZERO_CENTERED=zero_centered, **constants,
+    )  # fmt: skip
+    if dw is not None or db is not None:
+        tile = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8}
+        launch(_fold_kernel, cdiv(n_cols, 32), h, dw_parts, db_parts, dw, db, programs, n_cols, **tile)
+    return out
 
 
-# torch.compile needs opaque operators of known output shapes; eager calls go without, at a fifth of the cost per call
-_forward_op = torch.library.custom_op("normgpt::norm_forward", _forward, mutates_args=())
-_forward_op.register_fake(_empty_forward)
-_backward_op = torch.library.custom_op("normgpt::norm_backward", _backward, mutates_args=())
-_backward_op.register_fake(_empty_backward)
+_forward_op = operator("norm_forward", _forward, _empty_forward)
+_backward_op = operator("norm_backward", _backward, _empty_backward)
 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, eps, center, zero_centered):
-        forward = _forward_op if torch.compiler.is_compiling() else _forward
-        y, mean, rstd = forward(x, weight, bias, eps, center, zero_centered)
-        ctx.save_for_backward(x, weight, mean, rstd)
-        ctx.center, ctx.zero_centered, ctx.bias_dtype = center, zero_centered, None if bias is None else bias.dtype
-        return y
+    def forward(ctx, x, residual, weight, bias, options):
+        y, h, stats = _forward_op(x, residual, weight, bias, *options)
+        ctx.save_for_backward(x if residual is None else h, weight, bias, stats)
+        _, *ctx.flags = options
+        ctx.dtypes = x.dtype, None if residual is None else residual.dtype
+        ctx.set_materialize_grads(False)
+        return y if residual is None else (y, h)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):
-        x, weight, mean, rstd = ctx.saved_tensors
-        needs = list(ctx.needs_input_grad[:3])
-        backward = _backward_op if torch.compiler.is_compiling() else _backward
-        dx, dw, db = backward(dy, x, weight, mean, rstd, ctx.center, ctx.zero_centered, needs)
-        return (
-            dx if needs[0] else None,
-            dw.to(weight.dtype) if needs[1] else None,
-            db.to(ctx.bias_dtype) if needs[2] else None,
-            None, None, None,
-        )  # fmt: skip
+    def backward(ctx, dy, dh=None):
+        h, weight, bias, stats = ctx.saved_tensors
+        dtypes = (*ctx.dtypes, *(None if t is None else t.dtype for t in (weight, bias)))
+        needs = ctx.needs_input_grad[:4]
+        x_dtype, r_dtype, w_dtype, b_dtype = (d if need else None for d, need in zip(dtypes, needs, strict=True))
+        if dy is None:  # only h was used, if anything
+            return *(None if dh is None or d is None else dh.to(d) for d in (x_dtype, r_dtype)), None, None, None
+        alike = dtypes[0] == dtypes[1]  # then x and the residual share one gradient
+        if alike:
+            x_dtype, r_dtype = x_dtype or r_dtype, None
+        dx, dr, dw, db = _backward_op(dy, dh, h, weight, stats, *ctx.flags, x_dtype, r_dtype, w_dtype, b_dtype)
+        gradients = (dx, dx if alike else dr, dw, db)
+        return *(g if need else None for g, need in zip(gradients, needs, strict=True)), None
 
 
-def _check(x, **vectors):
-    if not x.is_floating_point():
-        raise TypeError(f"x must be a floating point tensor, got {x.dtype}")
+def _check_norm(x, residual=None, **vectors):
+    check(x=x, residual=residual, **vectors)
     if x.ndim == 0 or not 0 < x.shape[-1] <= MAX_COLS:
-        raise ValueError(
-            f"the last dimension of x must be 1 to {MAX_COLS}, got shape {tuple(x.shape)}; "
-            "choose kernels=torch for wider rows"
-        )
-    if x.device.type == "cpu" and not INTERPRETED:
-        raise ValueError(
-            "x is on the CPU, where Triton compiles nothing: set TRITON_INTERPRET=1 before starting Python "
-            "to run in Triton's interpreter, or choose kernels=torch"
-        )
+        raise ValueError(f"the last dimension of x must be 1 to {MAX_COLS}, got shape {tuple(x.shape)}; {INSTEAD}")
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"residual is {tuple(residual.shape)} and x {tuple(x.shape)}: make them equal; {INSTEAD}")
     for name, t in vectors.items():
-        if t is None:
-            continue
-        if not t.is_floating_point():
-            raise TypeError(f"{name} must be a floating point tensor, got {t.dtype}")
-        if t.shape != x.shape[-1:]:
-            raise ValueError(f"{name} must have shape ({x.shape[-1]},), the last dimension of x, got {tuple(t.shape)}")
-        if t.device != x.device:
-            raise ValueError(f"{name} is on {t.device} and x on {x.device}; move one to the other")
+        if t is not None and t.shape != x.shape[-1:]:
+            raise ValueError(
+                f"{name} must have shape ({x.shape[-1]},), the last dimension of x, got {tuple(t.shape)}; {INSTEAD}"
+            )
 
 
 def rms_norm(x, weight=None, eps=1e-5, *, zero_centered=False):
     """y = x / sqrt(mean(x²) + eps) · weight over the last axis (Zhang & Sennrich 2019, eq. 4).
 
-    x (..., N) of any strides, weight (N,) or None -> contiguous (..., N), N <= 65536.
+    x (..., N) of any strides, weight (N,) or None -> contiguous (..., N).
     Statistics and gain in float32 (float64 for float64 x), y and dx in x.dtype, dweight in weight.dtype; autocast
     changes none. zero_centered: the gain is 1 + weight, added in that same precision.
-    Deterministic; differentiable once. TypeError for integers; ValueError for N = 0, N too wide, a weight that does not
-    fit x, or a CPU tensor outside Triton's interpreter.
+    Moves 2·b bytes an element (b = itemsize) forward, 3·b backward; rows of more than WIDEST bytes are read twice,
+    the second time from the cache. Deterministic; differentiable once.
+    TypeError for dtypes other than the four floating ones and for DTensor; NotImplementedError under torch.func;
+    ValueError for N = 0 or N > 2³⁰, a weight that does not fit x, or a CPU tensor outside Triton's interpreter.
     """
-    _check(x, weight=weight)
-    return _Norm.apply(x, weight, None, eps, False, zero_centered)
+    _check_norm(x, weight=weight)
+    return _Norm.apply(x, None, weight, None, (eps, False, zero_centered))
 
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5, *, zero_centered=False):
     """y = (x - mean(x)) / sqrt(mean((x - mean(x))²) + eps) · weight + bias over the last axis (Ba et al. 2016, eq. 4).
 
-    x (..., N) of any strides, weight and bias (N,) or None, either alone too -> contiguous (..., N), N <= 65536.
-    Statistics and gain in float32 (float64 for float64 x), y and dx in x.dtype, dweight and dbias in their own dtypes;
-    autocast changes none. zero_centered: the gain is 1 + weight, added in that same precision.
-    Deterministic; differentiable once. TypeError for integers; ValueError for N = 0, N too wide, a weight or bias that
-    does not fit x, or a CPU tensor outside Triton's interpreter.
+    As `rms_norm`; bias (N,) or None, with or without weight, dbias in bias.dtype.
     """
-    _check(x, weight=weight, bias=bias)
-    return _Norm.apply(x, weight, bias, eps, True, zero_centered)
+    _check_norm(x, weight=weight, bias=bias)
+    return _Norm.apply(x, None, weight, bias, (eps, True, zero_centered))
+
+
+def add_rms_norm(x, residual, weight=None, eps=1e-5, *, zero_centered=False):
+    """h = x + residual and rms_norm(h) in one pass -> (y, h), both (..., N), contiguous and differentiable.
+
+    x and residual (..., N) of one shape; h and y in the dtype that torch's own x + residual would have, h rounded to it
+    before it is normalised. Gradients in the dtypes of their inputs; that of h is added to that of y in the same pass.
+    Moves 4·b bytes an element forward and 4·b backward where apart they would be 5·b and 6·b. Otherwise as `rms_norm`.
+    """
+    _check_norm(x, residual, weight=weight)
+    return _Norm.apply(x, residual, weight, None, (eps, False, zero_centered))
+
+
+def add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5, *, zero_centered=False):
+    """h = x + residual and layer_norm(h) in one pass -> (y, h): as `add_rms_norm`, with `layer_norm`'s bias."""
+    _check_norm(x, residual, weight=weight, bias=bias)
+    return _Norm.apply(x, residual, weight, bias, (eps, True, zero_centered))

@@ -32,6 +32,18 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, *, zero_centered=False):
     return _affine(h, weight, bias, zero_centered).to(x.dtype)
 
 
+def add_rms_norm(x, residual, weight=None, eps=1e-5, *, zero_centered=False):
+    """h = x + residual, rounded to the dtype torch gives it, and rms_norm(h) -> (y, h)."""
+    h = x + residual
+    return rms_norm(h, weight, eps, zero_centered=zero_centered), h
+
+
+def add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5, *, zero_centered=False):
+    """h = x + residual, rounded to the dtype torch gives it, and layer_norm(h) -> (y, h)."""
+    h = x + residual
+    return layer_norm(h, weight, bias, eps, zero_centered=zero_centered), h
+
+
 def swiglu(gate, up):
     """y = gate · sigmoid(gate) · up (Shazeer 2020, eq. 6, without its matrix products).
 
