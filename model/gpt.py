@@ -3,35 +3,49 @@
 Shapes: B batch, T time, H heads, D head width, C = H·D = n_embd, V vocabulary.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.reference import rope, swiglu
 from model.config import Kernels, ModelConfig, Placement
 from model.init import init_weights
-from model.norm import build_norm
+from model.norm import Norm, backend, build_norm
 from model.rope import rope_table
 
-PLACEMENTS = {
-    Placement.pre: lambda x, norm, branch: x + branch(norm(x)),
-    Placement.post: lambda x, norm, branch: norm(x + branch(x)),
-}
+# What travels from site to site: the stream, and the last branch where it is not added yet. A norm adds and normalises
+# in one pass, so pre placement leaves each add to the norm that follows.
+
+
+def pre(stream: Tensor, branch: Tensor | None, norm: Norm, layer: Callable[[Tensor], Tensor]):
+    """stream + layer(norm(stream)), the add left open."""
+    y, stream = norm(stream, branch)
+    return stream, layer(y)
+
+
+def post(stream: Tensor, branch: None, norm: Norm, layer: Callable[[Tensor], Tensor]):
+    """norm(stream + layer(stream))."""
+    y, _ = norm(stream, layer(stream))
+    return y, None
+
+
+PLACEMENTS = {Placement.pre: pre, Placement.post: post}
 
 
 class Attention(nn.Module):
     """Causal self-attention with rotary positions, (B, T, C) -> (B, T, C)."""
 
-    def __init__(self, cfg: ModelConfig):
+    def __init__(self, cfg: ModelConfig, kernels: Kernels):
         super().__init__()
-        self.n_head, self.dropout = cfg.n_head, cfg.dropout
+        self.n_head, self.dropout, self.rope = cfg.n_head, cfg.dropout, backend(kernels).rope
         self.qkv = nn.Linear(cfg.n_embd, 3 * cfg.n_embd, bias=cfg.bias)
         self.out = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         B, T, C = x.shape
         q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))  # (B, H, T, D)
-        q, k = rope(q, k, cos, sin)
+        q, k = self.rope(q, k, cos, sin)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         return self.out(y.transpose(1, 2).reshape(B, T, C))
@@ -40,14 +54,15 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate x) · up x) (Shazeer 2020), (B, T, C) -> (B, T, C)."""
 
-    def __init__(self, cfg: ModelConfig):
+    def __init__(self, cfg: ModelConfig, kernels: Kernels):
         super().__init__()
+        self.swiglu = backend(kernels).swiglu
         self.gate_up = nn.Linear(cfg.n_embd, 2 * cfg.hidden_width, bias=cfg.bias)
         self.down = nn.Linear(cfg.hidden_width, cfg.n_embd, bias=cfg.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(swiglu(gate, up))
+        return self.down(self.swiglu(gate, up))
 
 
 class Block(nn.Module):
@@ -55,14 +70,15 @@ class Block(nn.Module):
         super().__init__()
         self.place = PLACEMENTS[cfg.placement]
         self.attention_norm = build_norm(cfg.n_embd, cfg.norm, bias=cfg.bias, kernels=kernels)
-        self.attention = Attention(cfg)
+        self.attention = Attention(cfg, kernels)
         self.mlp_norm = build_norm(cfg.n_embd, cfg.norm, bias=cfg.bias, kernels=kernels)
-        self.mlp = SwiGLU(cfg)
+        self.mlp = SwiGLU(cfg, kernels)
         self.drop = nn.Dropout(cfg.dropout)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = self.place(x, self.attention_norm, lambda x: self.drop(self.attention(x, cos, sin)))
-        return self.place(x, self.mlp_norm, lambda x: self.drop(self.mlp(x)))
+    def forward(self, stream: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+        attend = lambda x: self.drop(self.attention(x, cos, sin))  # noqa: E731
+        stream, branch = self.place(stream, branch, self.attention_norm, attend)
+        return self.place(stream, branch, self.mlp_norm, lambda x: self.drop(self.mlp(x)))
 
 
 class GPT(nn.Module):
@@ -81,7 +97,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(cfg, kernels) for _ in range(cfg.n_layer))
         # in post placement the last block's own norm already stands before the head
         last = cfg.placement == Placement.pre
-        self.final_norm = build_norm(cfg.n_embd, cfg.norm, bias=cfg.bias, kernels=kernels) if last else nn.Identity()
+        self.final_norm = build_norm(cfg.n_embd, cfg.norm, bias=cfg.bias, kernels=kernels) if last else None
         self.head = nn.Linear(cfg.n_embd, self.vocab_size, bias=False)
         if cfg.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -93,10 +109,11 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         T = tokens.shape[1]
         cos, sin = self.cos[:T], self.sin[:T]
-        x = self.drop(self.embedding(tokens))
+        stream, branch = self.drop(self.embedding(tokens)), None
         for block in self.blocks:
-            x = block(x, cos, sin)
-        logits = self.head(self.final_norm(x))
+            stream, branch = block(stream, branch, cos, sin)
+        y = stream if self.final_norm is None else self.final_norm(stream, branch)[0]
+        logits = self.head(y)
         if targets is None:
             return logits
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, eq. 34): the table; `kernels.reference.rope` turns with it."""
+"""Rotary position embedding (Su et al. 2021, eq. 34): the table; `rope` of `kernels` turns with it."""
 
 import torch
 from torch import Tensor

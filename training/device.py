@@ -1,6 +1,7 @@
 """Where and how a model runs: device, dtype, kernels, compilation, determinism. Every `auto` is settled here, once."""
 
 import os
+from importlib.util import find_spec
 
 import torch
 
@@ -31,7 +32,7 @@ def settle(cfg) -> None:
     if cfg.compile == Compile.auto:
         cfg.compile = Compile.full if cuda else Compile.eager
     if cfg.kernels == Kernels.auto:
-        cfg.kernels = Kernels.triton if cuda else Kernels.torch
+        cfg.kernels = Kernels.triton if cuda and find_spec("triton") else Kernels.torch
     if cfg.kernels == Kernels.triton:
         check_triton(cfg.device)
 

@@ -1,6 +1,8 @@
 """Shapes, causality, initial weights, placement, and the count of parameters and FLOPs."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -86,8 +88,10 @@ def test_post_placement_normalises_the_stream():
     seen = []
     model.blocks[-1].register_forward_hook(lambda _, __, out: seen.append(out))
     model(tokens())
-    assert torch.allclose(seen[0].square().mean(-1), torch.ones(3, 8), atol=1e-2)
-    assert isinstance(model.final_norm, torch.nn.Identity)
+    stream, branch = seen[0]
+    assert branch is None
+    assert torch.allclose(stream.square().mean(-1), torch.ones(3, 8), atol=1e-2)
+    assert model.final_norm is None
 
 
 def test_counts():
@@ -109,6 +113,39 @@ def test_backends_agree():
     ]
     assert losses[:3] == pytest.approx([losses[0]] * 3, abs=1e-6)
     assert losses[3:] == pytest.approx([losses[3]] * 3, abs=1e-6)
+
+
+def step_by_step(model, x):
+    """Logits by x = x + layer(norm(x)), each add apart from the norm after it; or by x = norm(x + layer(x))."""
+    T = x.shape[1]
+    x = model.embedding(x)
+    for block in model.blocks:
+        attend = lambda y: block.attention(y, model.cos[:T], model.sin[:T])  # noqa: B023, E731
+        for norm, layer in ((block.attention_norm, attend), (block.mlp_norm, block.mlp)):
+            x = norm(x + layer(x))[0] if model.final_norm is None else x + layer(norm(x)[0])
+    return model.head(x if model.final_norm is None else model.final_norm(x)[0])
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kernels", [Kernels.torch, Kernels.triton])
+@pytest.mark.parametrize("placement", Placement)
+@pytest.mark.parametrize("norm", NormKind)
+@pytest.mark.usefixtures("bfloat16_rounds_to_nearest")
+def test_adding_in_the_norm_changes_no_bit(norm, placement, kernels, autocast):
+    model, x, results = build(norm=norm, placement=placement, kernels=kernels, bias=True), tokens(), []
+    for forward in (model, lambda x: step_by_step(model, x)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            logits = forward(x)
+        model.zero_grad()
+        logits.float().square().mean().backward()
+        results.append([logits, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_model_can_be_copied_and_pickled():
+    model, x = build(kernels=Kernels.triton), tokens()
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(x), model(x))
 
 
 def test_generation_is_seeded_and_stays_in_the_vocabulary():
