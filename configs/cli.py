@@ -1,6 +1,5 @@
 """The command line: Hydra, near names for typing errors, mistakes without a traceback, and the twin of `against`."""
 
-import difflib
 import errno
 import functools
 import hashlib
@@ -24,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from configs.schema import Config, register
-from errors import UserError
+from errors import UserError, near
 
 FOLDER = Path(__file__).parent
 TWIN_GROUPS = ("norm", "placement")
@@ -33,13 +32,6 @@ SPELT_OUT = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RA
 SET_BY_GROUP = {"model.norm.kind": "norm", "model.placement": "placement"}
 NAMED_GROUPS = ("norm", "placement", "model", "data")  # in the order of a run's name
 NOT_IN_NAME = {*NAMED_GROUPS, "seed", "name", "runs_dir", "against", "resume", "overwrite", "force", "train.stop_at"}
-
-
-def near(name: str, names: list[str]) -> str:
-    """The names most like `name`, as the end of a sentence."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    close += [n for n in names if n.split(".")[-1] == name.split(".")[-1] and n not in close]
-    return f"near names: {', '.join(close)}" if close else f"there are: {', '.join(sorted(names))}"
 
 
 def options(group: str, folders: list[Path]) -> list[str]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from kernels.launch import ACC, INSTEAD, cdiv, check, launch, operator, rows
+from kernels.launch import ACC, INSTEAD, OPTIONS, cdiv, check, eager_apply, launch, operator, rows
 
 # M rows (all leading axes together), N columns
 
@@ -54,7 +54,8 @@ def _backward_kernel(
 def _plan(n_cols, dtype):
     """Launch parameters: tiles of 2048 elements, 16 a thread, which narrow rows share."""
     block_n = min(triton.next_power_of_2(n_cols), 2048)
-    return {"ACC": ACC[dtype], "BLOCK_M": min(2048 // block_n, 64), "BLOCK_N": block_n, "num_warps": 4}
+    block_m = min(2048 // block_n, 64)
+    return {"ACC": ACC[dtype], "BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": 4, **OPTIONS}
 
 
 def _launch(kernel, like, *args):
@@ -62,7 +63,7 @@ def _launch(kernel, like, *args):
     n_rows = like.numel() // n_cols
     plan = _plan(n_cols, like.dtype)
     programs = cdiv(n_rows, plan["BLOCK_M"]) * cdiv(n_cols, plan["BLOCK_N"])
-    launch(kernel, programs, like, *args, n_rows, n_cols, **plan)
+    launch(kernel, programs, like, (*args, n_rows, n_cols), plan)
 
 
 def _empty_forward(gate, up):
@@ -78,17 +79,16 @@ def _forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _empty_backward(dy, gate, up, needs):
-    return tuple(t.new_empty(t.shape if needed else 0) for t, needed in zip((gate, up), needs, strict=True))
+    return tuple(t.new_empty(t.shape) if needed else None for t, needed in zip((gate, up), needs, strict=True))
 
 
 def _backward(
     dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, needs: list[bool]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dgate and dup, contiguous; one that `needs` does not ask for is (0,)."""
+    """dgate and dup, contiguous; None for one that `needs` does not ask for."""
     out = _empty_backward(dy, gate, up, needs)
-    dgate, dup = (t if needed else None for t, needed in zip(out, needs, strict=True))
     (dy, dy_stride), (gate, gate_stride), (up, up_stride) = rows(dy), rows(gate), rows(up)
-    _launch(_backward_kernel, dy, dy, gate, up, dgate, dup, dy_stride, gate_stride, up_stride)
+    _launch(_backward_kernel, dy, dy, gate, up, *out, dy_stride, gate_stride, up_stride)
     return out
 
 
@@ -100,14 +100,18 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up):
         ctx.save_for_backward(gate, up)
-        return _forward_op(gate, up)
+        return (_forward_op if torch.compiler.is_compiling() else _forward)(gate, up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         needs = list(ctx.needs_input_grad)
-        gradients = _backward_op(dy, *ctx.saved_tensors, needs)
+        backward = _backward_op if torch.compiler.is_compiling() else _backward
+        gradients = backward(dy, *ctx.saved_tensors, needs)
         return tuple(g if need else None for g, need in zip(gradients, needs, strict=True))
+
+
+_eager_swiglu = eager_apply(_SwiGLU)
 
 
 def swiglu(gate, up):
@@ -119,10 +123,10 @@ def swiglu(gate, up):
     TypeError for dtypes other than the four floating ones and for DTensor; NotImplementedError under torch.func;
     ValueError for unequal shapes, N = 0, or a CPU tensor outside Triton's interpreter.
     """
-    check(gate=gate, up=up)
+    check(("gate", "up"), gate, up)
     if gate.shape != up.shape or gate.ndim == 0 or gate.shape[-1] == 0:
         raise ValueError(
             f"gate and up must have one shape, at least one wide, got {tuple(gate.shape)} and {tuple(up.shape)}; "
             f"{INSTEAD}"
         )
-    return _SwiGLU.apply(gate, up)
+    return (_SwiGLU.apply if torch.compiler.is_compiling() else _eager_swiglu)(gate, up)

@@ -12,21 +12,29 @@ import triton.language as tl
 INTERPRETED = not isinstance(tl.sum, triton.JITFunction)
 # what a kernel computes in: each load is widened at once, since the interpreter's bfloat16 arithmetic works on raw bits
 ACC = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
-# no contraction to FMA: an add and a norm round alike whether fused or not, and whichever Triton compiles them
+WIDE = {dtype: torch.promote_types(dtype, torch.float32) for dtype in ACC}
+# part of every launch: without contraction to FMA, an add and a norm round alike whether fused or not, and whichever
+# Triton compiles them
 OPTIONS = {"enable_fp_fusion": False}
 INSTEAD = "kernels=torch takes PyTorch's own operators instead"
 _CPU_PROGRAMS = 2
 
 
-def launch(kernel, programs, on, *args, **constants):
+def launch(kernel, programs, on, args, constants):
     """kernel[(programs,)](*args, **constants) where `on` lies; nothing on the meta device, which has no memory."""
     if on.is_cuda:
         if torch.version.hip:
-            constants.pop("maxnreg", None)  # an option of NVIDIA's assembler alone
+            constants = for_amd(constants)
         with torch.cuda.device(on.device):
-            kernel[(programs,)](*args, **constants, **OPTIONS)
+            kernel[(programs,)](*args, **constants)
     elif not on.is_meta:
-        kernel[(programs,)](*args, **constants, **OPTIONS)
+        kernel[(programs,)](*args, **constants)
+
+
+def for_amd(constants):
+    """The same threads in half as many warps, for they are 64 wide; maxnreg is an option of NVIDIA's assembler."""
+    kept = {name: value for name, value in constants.items() if name != "maxnreg"}
+    return kept | {"num_warps": constants["num_warps"] // 2}
 
 
 def cdiv(a, b):
@@ -53,35 +61,60 @@ def rows(t):
 
 
 def operator(name, implementation, empty):
-    """`implementation`, seen by torch.compile as one opaque operator whose outputs are shaped like `empty`'s.
+    """`implementation` as one opaque operator for torch.compile, whose outputs are shaped like `empty`'s.
 
-    Eager calls go without the operator, at a fifth of its cost per call.
+    An output that is None, since nobody asked for it, becomes a tensor of no elements: operators return tensors alone.
+    Eager calls go to `implementation` itself, at a fraction of the cost.
     """
-    opaque = torch.library.custom_op(f"normgpt::{name}", implementation, mutates_args=())
-    opaque.register_fake(empty)
 
-    def call(*args):
-        return (opaque if torch.compiler.is_compiling() else implementation)(*args)
+    def whole(function):
+        @functools.wraps(implementation)
+        def outputs(*args):
+            out = function(*args)
+            some = out if isinstance(out, torch.Tensor) else next(t for t in out if t is not None)
+            return out if some is out else tuple(some.new_empty(0) if t is None else t for t in out)
 
-    return call
+        return outputs
+
+    opaque = torch.library.custom_op(f"normgpt::{name}", whole(implementation), mutates_args=())
+    opaque.register_fake(whole(empty))
+    return opaque
 
 
-def check(**tensors):
-    """Refuses tensors that no kernel takes; None is an absent one, and the first one says what the others must fit."""
+def eager_apply(function):
+    """An autograd.Function's `apply` without its Python half, which takes as long as three allocations.
+
+    That half prepares arguments for torch.func's transforms, and those `check` refuses.
+    """
+    return super(torch.autograd.Function, function).apply
+
+
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
+def check(names, *tensors):
+    """Refuses tensors that no kernel takes; None is an absent one, and the first says where the others must lie."""
+    device = tensors[0].device
+    for t in tensors:
+        if t is not None and (t.dtype not in ACC or t.device != device or t.__class__ not in PLAIN):
+            _refuse(names, tensors)
+    if not INTERPRETED and device.type == "cpu":
+        raise ValueError(
+            f"{names[0]} is on the CPU, where Triton compiles nothing: set TRITON_INTERPRET=1 before starting Python "
+            f"to run in Triton's interpreter; {INSTEAD}"
+        )
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(f"Triton kernels do not take part in torch.func transforms; {INSTEAD}")
-    (first_name, first), *_ = tensors.items()
-    for name, t in tensors.items():
+
+
+def _refuse(names, tensors):
+    for name, t in zip(names, tensors, strict=True):
         if t is None:
             continue
         if t.dtype not in ACC:
             raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {t.dtype}; {INSTEAD}")
-        if t.device != first.device:
-            raise ValueError(f"{name} is on {t.device} and {first_name} on {first.device}: move one; {INSTEAD}")
-        if type(t).__name__ == "DTensor":
+        if t.device != tensors[0].device:
+            where = f"{name} is on {t.device} and {names[0]} on {tensors[0].device}"
+            raise ValueError(f"{where}: move one to the other; {INSTEAD}")
+        if t.__class__.__name__ == "DTensor":
             raise TypeError(f"{name} is a DTensor, which no kernel here can shard: pass .to_local(); {INSTEAD}")
-    if first.device.type == "cpu" and not INTERPRETED:
-        raise ValueError(
-            f"{first_name} is on the CPU, where Triton compiles nothing: set TRITON_INTERPRET=1 before starting Python "
-            f"to run in Triton's interpreter; {INSTEAD}"
-        )

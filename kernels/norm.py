@@ -12,7 +12,19 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from kernels.launch import ACC, INSTEAD, cdiv, check, launch, multiprocessors, operator, rows
+from kernels.launch import (
+    ACC,
+    INSTEAD,
+    OPTIONS,
+    WIDE,
+    cdiv,
+    check,
+    eager_apply,
+    launch,
+    multiprocessors,
+    operator,
+    rows,
+)
 
 # M rows (all leading axes together), N columns (the normalised axis), G programs of the backward grid
 
@@ -254,7 +266,6 @@ CACHED = 32768  # elements of h and of dy that two programs a multiprocessor can
 
 
 # Launch parameters depend on N and the dtype alone, so that a row's result does not depend on its neighbours.
-# At most 16 warps: of AMD's 64 threads they make 1024.
 def _tile(n_cols, itemsize):
     """Whole rows, several to a tile where they are narrow: 32 bytes of each tensor a thread."""
     block_n = triton.next_power_of_2(n_cols)
@@ -262,65 +273,71 @@ def _tile(n_cols, itemsize):
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": min(max(block_m * block_n * itemsize // 1024, 4), 16)}
 
 
+# `maxnreg` bounds the registers of a thread so that two programs share a multiprocessor; left to itself, the assembler
+# at times spills one to fit in more.
 @functools.cache
-def _forward_plan(n_cols, dtype):
+def _forward_plan(n_cols, dtype, eps, center, zero_centered):
     """Kernel, rows a program, launch parameters."""
+    flags = {"EPS": eps, "CENTER": center, "ZERO_CENTERED": zero_centered, "ACC": ACC[dtype], **OPTIONS}
     if n_cols * dtype.itemsize > WIDEST:
-        return _forward_wide_kernel, 1, {"ACC": ACC[dtype], "BLOCK_N": 8192, "num_warps": 16}
+        return _forward_wide_kernel, 1, {**flags, "BLOCK_N": 8192, "num_warps": 16}
     tile = _tile(n_cols, dtype.itemsize)
-    return _forward_kernel, tile["BLOCK_M"], {"ACC": ACC[dtype], **tile}
+    most = {"maxnreg": 64} if tile["num_warps"] == 16 else {}
+    return _forward_kernel, tile["BLOCK_M"], {**flags, **tile, **most}
 
 
 @functools.cache
-def _backward_plan(n_cols, dtype):
+def _backward_plan(n_cols, dtype, center, zero_centered):
     """Kernel, rows a tile, programs a multiprocessor, launch parameters.
 
-    As many programs as fit by their registers; more would only lengthen the sum over partial rows. maxnreg lets two of
-    8 warps share a multiprocessor: left to itself, the assembler at times spills a register to fit in more.
+    As many programs as fit by their registers; more would only lengthen the sum over partial rows. Each reads ahead by
+    a tile, but where that tile has many rows, whose pointers would spill.
     """
-    constants = {"ACC": ACC[dtype], "STAGES": 2, "maxnreg": 128}
+    flags = {"CENTER": center, "ZERO_CENTERED": zero_centered, "ACC": ACC[dtype], "maxnreg": 128, **OPTIONS}
     if n_cols * dtype.itemsize <= WIDEST:
         tile = _tile(n_cols, dtype.itemsize)
-        return _backward_kernel, tile["BLOCK_M"], 2 if tile["num_warps"] <= 8 else 1, constants | tile
+        stages = 2 if tile["BLOCK_M"] <= 8 else 1
+        programs = 2 if tile["num_warps"] <= 8 else 1
+        return _backward_kernel, tile["BLOCK_M"], programs, {**flags, **tile, "STAGES": stages}
     # two rows at once halve the additions to partial rows, while the cache still holds their chunks
     block_m = 2 if 2 * n_cols <= CACHED else 1
-    tile = {"BLOCK_M": block_m, "BLOCK_N": 2048 // block_m, "num_warps": 8}
-    return _backward_wide_kernel, block_m, 2 if n_cols <= CACHED else 1, constants | tile
+    tile = {"BLOCK_M": block_m, "BLOCK_N": 2048 // block_m, "num_warps": 8, "STAGES": 2}
+    return _backward_wide_kernel, block_m, 2 if n_cols <= CACHED else 1, {**flags, **tile}
 
 
-def _vector(t):
-    return None if t is None else t.contiguous()
+_FOLD = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8, **OPTIONS}
 
 
 def _empty_forward(x, residual, weight, bias, eps, center, zero_centered):
-    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-    h = x.new_empty(0) if residual is None else torch.empty_like(y)
-    n_stats = x.numel() // x.shape[-1] * (2 if center else 1)
-    return y, h, torch.empty(n_stats, dtype=torch.promote_types(dtype, torch.float32), device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if residual is not None and residual.dtype != x.dtype:
+        y = torch.empty_like(y, dtype=torch.promote_types(x.dtype, residual.dtype))
+    n_rows = x.numel() // x.shape[-1]
+    stats = torch.empty(2 * n_rows if center else n_rows, dtype=WIDE[y.dtype], device=x.device)
+    return y, None if residual is None else torch.empty_like(y), stats
 
 
 def _forward(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
     eps: float, center: bool, zero_centered: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """y (..., N), h (..., N) or (0,) without residual, and per row rstd, then for LayerNorm the mean, (M,) or (2M,)."""
+    """y (..., N), h (..., N) or None without residual, and per row rstd, then for LayerNorm the mean, (M,) or (2M,)."""
     y, h, stats = _empty_forward(x, residual, weight, bias, eps, center, zero_centered)
     n_cols = x.shape[-1]
     n_rows = x.numel() // n_cols
+    kernel, block_m, constants = _forward_plan(n_cols, y.dtype, eps, center, zero_centered)
     x, x_stride = rows(x)
-    residual, r_stride, h_out = (None, 0, None) if residual is None else (*rows(residual), h)
-    kernel, block_m, constants = _forward_plan(n_cols, y.dtype)
-    launch(
-        kernel, cdiv(n_rows, block_m), y, x, residual, _vector(weight), _vector(bias), y, h_out, stats,
-        x_stride, r_stride, n_rows, n_cols, EPS=eps, CENTER=center, ZERO_CENTERED=zero_centered, **constants,
-    )  # fmt: skip
+    residual, r_stride = (None, 0) if residual is None else rows(residual)
+    weight = None if weight is None else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    args = x, residual, weight, bias, y, h, stats, x_stride, r_stride, n_rows, n_cols
+    launch(kernel, cdiv(n_rows, block_m), y, args, constants)
     return y, h, stats
 
 
 def _empty_backward(dy, dh, h, weight, stats, center, zero_centered, *dtypes):
     sizes = (h.shape, h.shape, h.shape[-1:], h.shape[-1:])
-    return tuple(h.new_empty(size if dtype else 0, dtype=dtype) for size, dtype in zip(sizes, dtypes, strict=True))
+    return tuple(None if d is None else h.new_empty(size, dtype=d) for size, d in zip(sizes, dtypes, strict=True))
 
 
 def _backward(
@@ -328,24 +345,21 @@ def _backward(
     center: bool, zero_centered: bool, x_dtype: torch.dtype | None, r_dtype: torch.dtype | None,
     w_dtype: torch.dtype | None, b_dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """dx, dr (..., N), dw, db (N,), each in the dtype given for it, or (0,) where that is None: not asked for."""
-    dtypes = (x_dtype, r_dtype, w_dtype, b_dtype)
-    out = _empty_backward(dy, dh, h, weight, stats, center, zero_centered, *dtypes)
-    dx, dr, dw, db = (t if dtype else None for t, dtype in zip(out, dtypes, strict=True))
+    """dx, dr (..., N), dw, db (N,), each in the dtype given for it, or None where that is: not asked for."""
     n_cols = h.shape[-1]
     n_rows = h.numel() // n_cols
+    out = _empty_backward(dy, dh, h, weight, stats, center, zero_centered, x_dtype, r_dtype, w_dtype, b_dtype)
+    kernel, block_m, occupancy, constants = _backward_plan(n_cols, h.dtype, center, zero_centered)
+    programs = min(cdiv(n_rows, block_m), occupancy * multiprocessors(h.device))
+    dx, dr, dw, db = out
+    dw_parts, db_parts = (None if d is None else stats.new_empty(programs, n_cols) for d in (dw, db))
     (dy, dy_stride), (h, h_stride) = rows(dy), rows(h)
     dh, dh_stride = (None, 0) if dh is None else rows(dh)
-    kernel, block_m, occupancy, constants = _backward_plan(n_cols, h.dtype)
-    programs = min(cdiv(n_rows, block_m), occupancy * multiprocessors(h.device))
-    dw_parts, db_parts = (None if d is None else stats.new_empty(programs, n_cols) for d in (dw, db))
-    launch(
-        kernel, programs, h, dy, dh, h, _vector(weight), stats, dx, dr, dw_parts, db_parts,
-        dy_stride, dh_stride, h_stride, n_rows, n_cols, CENTER=center, ZERO_CENTERED=zero_centered, **constants,
-    )  # fmt: skip
+    weight = None if weight is None else weight.contiguous()
+    args = dy, dh, h, weight, stats, dx, dr, dw_parts, db_parts, dy_stride, dh_stride, h_stride, n_rows, n_cols
+    launch(kernel, programs, h, args, constants)
     if dw is not None or db is not None:
-        tile = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8}
-        launch(_fold_kernel, cdiv(n_cols, 32), h, dw_parts, db_parts, dw, db, programs, n_cols, **tile)
+        launch(_fold_kernel, cdiv(n_cols, 32), h, (dw_parts, db_parts, dw, db, programs, n_cols), _FOLD)
     return out
 
 
@@ -356,18 +370,23 @@ _backward_op = operator("norm_backward", _backward, _empty_backward)
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, residual, weight, bias, options):
-        y, h, stats = _forward_op(x, residual, weight, bias, *options)
-        ctx.save_for_backward(x if residual is None else h, weight, bias, stats)
-        _, *ctx.flags = options
-        ctx.dtypes = x.dtype, None if residual is None else residual.dtype
+        forward = _forward_op if torch.compiler.is_compiling() else _forward
+        y, h, stats = forward(x, residual, weight, bias, *options)
+        if residual is None:
+            ctx.save_for_backward(x, weight, bias, stats)
+            ctx.options = options, x.dtype, None
+            return y
+        ctx.save_for_backward(h, weight, bias, stats)
+        ctx.options = options, x.dtype, residual.dtype
         ctx.set_materialize_grads(False)
-        return y if residual is None else (y, h)
+        return y, h
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy, dh=None):
         h, weight, bias, stats = ctx.saved_tensors
-        dtypes = (*ctx.dtypes, *(None if t is None else t.dtype for t in (weight, bias)))
+        (_, *flags), *dtypes = ctx.options
+        dtypes += [None if t is None else t.dtype for t in (weight, bias)]
         needs = ctx.needs_input_grad[:4]
         x_dtype, r_dtype, w_dtype, b_dtype = (d if need else None for d, need in zip(dtypes, needs, strict=True))
         if dy is None:  # only h was used, if anything
@@ -375,22 +394,33 @@ class _Norm(torch.autograd.Function):
         alike = dtypes[0] == dtypes[1]  # then x and the residual share one gradient
         if alike:
             x_dtype, r_dtype = x_dtype or r_dtype, None
-        dx, dr, dw, db = _backward_op(dy, dh, h, weight, stats, *ctx.flags, x_dtype, r_dtype, w_dtype, b_dtype)
+        backward = _backward_op if torch.compiler.is_compiling() else _backward
+        dx, dr, dw, db = backward(dy, dh, h, weight, stats, *flags, x_dtype, r_dtype, w_dtype, b_dtype)
         gradients = (dx, dx if alike else dr, dw, db)
         return *(g if need else None for g, need in zip(gradients, needs, strict=True)), None
 
 
-def _check_norm(x, residual=None, **vectors):
-    check(x=x, residual=residual, **vectors)
-    if x.ndim == 0 or not 0 < x.shape[-1] <= MAX_COLS:
+_eager_norm = eager_apply(_Norm)
+
+
+def _check_vector(name, t, n_cols):
+    if t is not None and (t.ndim != 1 or t.numel() != n_cols):
+        raise ValueError(
+            f"{name} must have shape ({n_cols},), the last dimension of x, got {tuple(t.shape)}; {INSTEAD}"
+        )
+
+
+def _norm(x, residual, weight, bias, options):
+    check(("x", "residual", "weight", "bias"), x, residual, weight, bias)
+    n_cols = x.size(-1) if x.ndim else 0
+    if not 0 < n_cols <= MAX_COLS:
         raise ValueError(f"the last dimension of x must be 1 to {MAX_COLS}, got shape {tuple(x.shape)}; {INSTEAD}")
     if residual is not None and residual.shape != x.shape:
         raise ValueError(f"residual is {tuple(residual.shape)} and x {tuple(x.shape)}: make them equal; {INSTEAD}")
-    for name, t in vectors.items():
-        if t is not None and t.shape != x.shape[-1:]:
-            raise ValueError(
-                f"{name} must have shape ({x.shape[-1]},), the last dimension of x, got {tuple(t.shape)}; {INSTEAD}"
-            )
+    _check_vector("weight", weight, n_cols)
+    _check_vector("bias", bias, n_cols)
+    apply = _Norm.apply if torch.compiler.is_compiling() else _eager_norm
+    return apply(x, residual, weight, bias, options)
 
 
 def rms_norm(x, weight=None, eps=1e-5, *, zero_centered=False):
@@ -404,8 +434,7 @@ def rms_norm(x, weight=None, eps=1e-5, *, zero_centered=False):
     TypeError for dtypes other than the four floating ones and for DTensor; NotImplementedError under torch.func;
     ValueError for N = 0 or N > 2³⁰, a weight that does not fit x, or a CPU tensor outside Triton's interpreter.
     """
-    _check_norm(x, weight=weight)
-    return _Norm.apply(x, None, weight, None, (eps, False, zero_centered))
+    return _norm(x, None, weight, None, (eps, False, zero_centered))
 
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5, *, zero_centered=False):
@@ -413,8 +442,7 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, *, zero_centered=False):
 
     As `rms_norm`; bias (N,) or None, with or without weight, dbias in bias.dtype.
     """
-    _check_norm(x, weight=weight, bias=bias)
-    return _Norm.apply(x, None, weight, bias, (eps, True, zero_centered))
+    return _norm(x, None, weight, bias, (eps, True, zero_centered))
 
 
 def add_rms_norm(x, residual, weight=None, eps=1e-5, *, zero_centered=False):
@@ -424,11 +452,9 @@ def add_rms_norm(x, residual, weight=None, eps=1e-5, *, zero_centered=False):
     before it is normalised. Gradients in the dtypes of their inputs; that of h is added to that of y in the same pass.
     Moves 4·b bytes an element forward and 4·b backward where apart they would be 5·b and 6·b. Otherwise as `rms_norm`.
     """
-    _check_norm(x, residual, weight=weight)
-    return _Norm.apply(x, residual, weight, None, (eps, False, zero_centered))
+    return _norm(x, residual, weight, None, (eps, False, zero_centered))
 
 
 def add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5, *, zero_centered=False):
     """h = x + residual and layer_norm(h) in one pass -> (y, h): as `add_rms_norm`, with `layer_norm`'s bias."""
-    _check_norm(x, residual, weight=weight, bias=bias)
-    return _Norm.apply(x, residual, weight, bias, (eps, True, zero_centered))
+    return _norm(x, residual, weight, bias, (eps, True, zero_centered))

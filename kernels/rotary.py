@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from kernels.launch import ACC, INSTEAD, cdiv, check, launch, operator
+from kernels.launch import ACC, INSTEAD, OPTIONS, cdiv, check, eager_apply, launch, operator
 
 # B batch, H query heads, Hkv key heads, T time, D head width, R rotated channels
 
@@ -57,48 +57,57 @@ HEADS = 8  # heads a program turns with one reading of the table
 
 
 @functools.cache
-def _plan(head_width, half, dtype):
+def _plan(head_width, half, dtype, back):
     """Launch parameters: 1024 pairs of channels of each head, of at the most 64 positions."""
     block_half = triton.next_power_of_2(half)
     return {
         "D": head_width,
         "HALF": half,
+        "BACK": back,
         "ACC": ACC[dtype],
         "HEADS": HEADS,
         "BLOCK_T": max(1, min(1024 // block_half, 64)),
         "BLOCK_HALF": block_half,
         "BLOCK_REST": triton.next_power_of_2(max(head_width - 2 * half, 1)),
         "num_warps": 4,
+        **OPTIONS,
     }
 
 
-def _adjacent(t):
-    return t if t.stride(-1) == 1 else t.contiguous()
-
-
 def _empty(q, k, cos, sin, back):
-    present = k if q is None else q
-    return tuple(
-        present.new_empty(0) if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
-        for t in (q, k)
-    )
+    q = None if q is None else torch.empty_like(q, memory_format=torch.contiguous_format)
+    return q, None if k is None else torch.empty_like(k, memory_format=torch.contiguous_format)
+
+
+def _adjacent(t):
+    """t with adjacent channels, and its strides: no copy where they are already."""
+    strides = t.stride()
+    if strides[-1] == 1:
+        return t, strides
+    t = t.contiguous()
+    return t, t.stride()
 
 
 def _turn(
     q: torch.Tensor | None, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor, back: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k, contiguous, turned forward or back; one that is absent stays so, as (0,)."""
-    q_out, k_out = _empty(q, k, cos, sin, back)
-    q_heads, k_heads = (0 if t is None else t.shape[1] for t in (q, k))
-    q, k, cos, sin = (_adjacent(t) for t in (k if q is None else q, q if k is None else k, cos, sin))
+    """q and k, contiguous, turned forward or back; one that is absent stays so."""
+    out = q_out, k_out = _empty(q, k, cos, sin, back)
+    q_heads, k_heads = 0 if q is None else q.shape[1], 0 if k is None else k.shape[1]
+    if q is None:  # no program turns it, but its pointer must have a type
+        q, q_out = k, k_out
+    if k is None:
+        k, k_out = q, q_out
     batch, _, n_time, width = q.shape
-    plan = _plan(width, cos.shape[-1], q.dtype)
+    q, (q_batch, q_head, q_time, _) = _adjacent(q)
+    k, (k_batch, k_head, k_time, _) = _adjacent(k)
+    cos, (cos_time, _) = _adjacent(cos)
+    sin, (sin_time, _) = _adjacent(sin)
+    plan = _plan(width, cos.shape[1], q.dtype, back)
     programs = batch * cdiv(n_time, plan["BLOCK_T"]) * (cdiv(q_heads, HEADS) + cdiv(k_heads, HEADS))
-    launch(
-        _kernel, programs, q, q, k, cos, sin, q_out, k_out, n_time, q_heads, k_heads,
-        *q.stride()[:3], *k.stride()[:3], cos.stride(0), sin.stride(0), n_time * width, BACK=back, **plan,
-    )  # fmt: skip
-    return q_out, k_out
+    strides = q_batch, q_head, q_time, k_batch, k_head, k_time, cos_time, sin_time, n_time * width
+    launch(_kernel, programs, q, (q, k, cos, sin, q_out, k_out, n_time, q_heads, k_heads, *strides), plan)
+    return out
 
 
 _turn_op = operator("rope", _turn, _empty)
@@ -109,7 +118,7 @@ class _Rope(torch.autograd.Function):
     def forward(ctx, q, k, cos, sin):
         ctx.save_for_backward(cos, sin)
         ctx.set_materialize_grads(False)
-        return _turn_op(q, k, cos, sin, False)
+        return (_turn_op if torch.compiler.is_compiling() else _turn)(q, k, cos, sin, False)
 
     @staticmethod
     @once_differentiable
@@ -117,8 +126,12 @@ class _Rope(torch.autograd.Function):
         dq, dk = (d if need else None for d, need in zip((dq, dk), ctx.needs_input_grad[:2], strict=True))
         if dq is None and dk is None:
             return None, None, None, None
-        out = _turn_op(dq, dk, *ctx.saved_tensors, True)
+        turn = _turn_op if torch.compiler.is_compiling() else _turn
+        out = turn(dq, dk, *ctx.saved_tensors, True)
         return *(t if d is not None else None for t, d in zip(out, (dq, dk), strict=True)), None, None
+
+
+_eager_rope = eager_apply(_Rope)
 
 
 def rope(q, k, cos, sin):
@@ -133,20 +146,21 @@ def rope(q, k, cos, sin):
     torch.func; ValueError for shapes that do not fit, tables that require a gradient, or a CPU tensor outside Triton's
     interpreter.
     """
-    check(q=q, k=k, cos=cos, sin=sin)
+    check(("q", "k", "cos", "sin"), q, k, cos, sin)
     if q.dtype != k.dtype:
         raise TypeError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}; {INSTEAD}")
-    if q.ndim != 4 or k.ndim != 4 or q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:]:
+    q_shape, k_shape, table = q.shape, k.shape, cos.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or q_shape[0] != k_shape[0] or q_shape[2:] != k_shape[2:]:
         raise ValueError(
-            f"q (B, H, T, D) and k (B, Hkv, T, D) must agree but for their heads, got {tuple(q.shape)} and "
-            f"{tuple(k.shape)}; {INSTEAD}"
+            f"q (B, H, T, D) and k (B, Hkv, T, D) must agree but for their heads, got {tuple(q_shape)} and "
+            f"{tuple(k_shape)}; {INSTEAD}"
         )
-    n_time, width = q.shape[2:]
-    if cos.shape != sin.shape or cos.ndim != 2 or len(cos) != n_time or not 0 < 2 * cos.shape[1] <= width:
+    _, _, n_time, width = q_shape
+    if len(table) != 2 or table[0] != n_time or not 0 < 2 * table[1] <= width or sin.shape != table:
         raise ValueError(
-            f"cos and sin must have shape ({n_time}, R/2) with R from 2 to {width}, got {tuple(cos.shape)} and "
+            f"cos and sin must have shape ({n_time}, R/2) with R from 2 to {width}, got {tuple(table)} and "
             f"{tuple(sin.shape)}; {INSTEAD}"
         )
     if cos.requires_grad or sin.requires_grad:
         raise ValueError(f"cos and sin get no gradient here: detach them; {INSTEAD}")
-    return _Rope.apply(q, k, cos, sin)
+    return (_Rope.apply if torch.compiler.is_compiling() else _eager_rope)(q, k, cos, sin)

@@ -1,15 +1,15 @@
-"""key=value options for the scripts, typed by a dataclass and refused with near names, as train.py does it."""
+"""key=value options for the scripts, typed by a dataclass and refused with near names, as train.py does it.
+
+The standard library alone: the kernel scripts run where nothing but PyTorch and Triton is installed.
+"""
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
-from typing import TypeVar
+from dataclasses import MISSING, fields
+from enum import Enum
+from typing import TypeVar, get_args, get_type_hints
 
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from configs.cli import near
-from errors import UserError
+from errors import UserError, near
 
 T = TypeVar("T")
 
@@ -28,18 +28,29 @@ def run_script(main: Callable[[T], None], schema: type[T], usage: str) -> None:
 
 def parse(schema: type[T], args: list[str]) -> T:
     """`schema` filled from args, each KEY=VALUE; UserError for an unknown key, a wrong type, a missing value."""
-    names = [f.name for f in fields(schema)]
-    pairs = [arg.partition("=") for arg in args]
-    for key, equals, _ in pairs:
+    names, types = [f.name for f in fields(schema)], get_type_hints(schema)
+    given = {}
+    for arg in args:
+        key, equals, value = arg.partition("=")
         if not equals:
-            raise UserError(f"cannot read {key!r}; options are written key=value: {', '.join(names)}")
+            raise UserError(f"cannot read {arg!r}; options are written key=value: {', '.join(names)}")
         if key not in names:
             raise UserError(f"there is no option {key!r}; {near(key, names)}")
-    given = {key for key, _, _ in pairs}
-    missing = [f.name for f in fields(schema) if f.default == MISSING and f.name not in given]
+        given[key] = convert(key, value, types[key])
+    missing = [f.name for f in fields(schema) if f.default is MISSING and f.name not in given]
     if missing:
         raise UserError(f"{'= and '.join(missing)}= must be given; --help shows how")
+    return schema(**given)
+
+
+def convert(key: str, value: str, kind: type):
+    """`value` as a str, an int or a member of an enum; "null" where `kind` allows None."""
+    optional = type(None) in get_args(kind)
+    if optional and value in ("null", "none"):
+        return None
+    kind = get_args(kind)[0] if optional else kind
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), {k: v for k, _, v in pairs}))
-    except OmegaConfBaseException as e:
-        raise UserError(str(e).splitlines()[0]) from e
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(kind) if issubclass(kind, Enum) else f"{'an integer' if kind is int else kind.__name__}"
+        raise UserError(f"{key}={value} must be {'one of ' if issubclass(kind, Enum) else ''}{choices}") from None

@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import MISSING
 from rich.console import Console
 
 from compare.report import comparison_sentences, summary
@@ -17,9 +16,9 @@ from scripts.options import run_script
 
 @dataclass
 class Options:
-    run: str = MISSING
+    run: str
+    to: str
     baseline: str | None = None
-    to: str = MISSING
 
 
 def read(path: Path) -> dict:

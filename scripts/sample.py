@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 
 from configs.schema import Config
 from errors import UserError
@@ -24,7 +24,7 @@ class Which(StrEnum):
 
 @dataclass
 class Options:
-    run: str = MISSING
+    run: str
     prompt: str = "\n"
     n_chars: int = 200
     seed: int = 0

@@ -44,6 +44,13 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
+def command() -> str:
+    """What was typed: python train.py ..., or python -m scripts.NAME ..."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = ["-m", spec.name] if spec and spec.name.startswith("scripts.") else [Path(sys.argv[0]).name]
+    return shlex.join(["python", *program, *sys.argv[1:]])
+
+
 def describe(device: torch.device) -> dict:
     """Versions, device, threads, commit and command, as plain values."""
     status = _git("status", "--porcelain")
@@ -56,5 +63,5 @@ def describe(device: torch.device) -> dict:
         "platform": platform.platform(),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": None if status is None else bool(status),
-        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
     }

@@ -131,7 +131,7 @@ def test_operators_keep_their_promises(center, add):
     for dtypes in (
         (double, None, double, double if center else None),
         (double, torch.float32, None, None),
-        (None,) * 4,
+        (None, None, double, None),
     ):
         backward = (draw(3, 8, seed=3), draw(3, 8, seed=5) if add else None, h if add else x, weight, stats)
         torch.library.opcheck(torch.ops.normgpt.norm_backward.default, (*backward, center, False, *dtypes))

@@ -1,0 +1,124 @@
+"""The scripts that check and time the kernels on a GPU, walked through on a CPU: every step but the GPU's own."""
+
+import json
+import math
+import time
+
+import pytest
+import torch
+
+from errors import UserError
+from kernels import reference
+from scripts import bench_kernels, check_kernels, compile_ahead, kernel_cases
+from scripts.kernel_cases import TORCH, Case, read, table
+
+SIZES = [(4, 64), (2, 96)]
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_pytorchs_version_computes_the_same(name):
+    """What the kernels are timed against must do the kernels' work."""
+    case = Case(name, 6, 128, "fp32", bias=name.endswith("layer_norm"))
+    inputs = case.inputs("cpu")
+    ours, theirs = (case.call(function, inputs) for function in (case.fused, TORCH[name]))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_bytes_count_each_tensor_once():
+    assert Case("rms_norm", 10, 32, "bf16").n_bytes("forward") == 2 * 10 * 32 * 2
+    assert Case("add_layer_norm", 10, 32, "fp32").n_bytes("backward") == 4 * 10 * 32 * 4
+    assert Case("swiglu", 10, 32, "fp32").n_bytes("backward") == 5 * 10 * 32 * 4
+    rope = Case("rope", 8, 512, "bf16")  # 8 positions, 4 heads of q and one of k, 128 wide; two tables of 64 columns
+    assert rope.n_bytes("forward") == 2 * (8 * 5 * 128 * 2) + 2 * (8 * 64 * 4)
+    assert sum(t.numel() for t in rope.inputs("cpu").values()) == 8 * 5 * 128 + 2 * 8 * 64
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, while it compiles
+def test_benchmark(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_kernels, "VOLUME", 192)
+    rows = bench_kernels.run(["rms_norm", "swiglu"], SIZES, "fp32", "cpu", seconds=600)
+    assert len(rows) == 2 * len(SIZES) * 2 * len(bench_kernels.IMPLEMENTATIONS)
+    for row in rows:
+        if row["implementation"] == "liger":
+            assert row["ms"] is None
+            continue
+        moved = Case(row["kernel"], row["n_rows"], row["n_cols"], "fp32").n_bytes(row["direction"])
+        assert row["gb_per_s"] == pytest.approx(moved / row["ms"] / 1e6, abs=0.06)
+        assert row["fraction_of_copy"] == pytest.approx(row["gb_per_s"] / row["copy_gb_per_s"], abs=0.1)
+        assert (row["host_us"] is None) == (row["implementation"] == "compiled")
+    kernel_cases.write(tmp_path / "bench.json", rows)
+    assert read(tmp_path / "bench.json") == rows
+    assert json.loads((tmp_path / "bench.json").read_text())["environment"]["versions"]["torch"]
+    lines = bench_kernels.render(rows).splitlines()
+    assert len(lines) == 2 + 2 * 2 * len(SIZES)
+    assert "normgpt / copy" in lines[0]
+    if bench_kernels.draw(rows, tmp_path / "bench.png"):
+        assert (tmp_path / "bench.png").stat().st_size > 10_000
+
+
+def test_benchmark_leaves_out_what_there_is_no_time_for():
+    rows = bench_kernels.run(["rms_norm"], SIZES[:1], "fp32", "cpu", seconds=-1)
+    assert all(row["ms"] is None and row["gb_per_s"] is None for row in rows)
+    assert " - " in bench_kernels.render(rows)
+
+
+def test_device_times_are_medians():
+    waits = iter([0.0, 0.05, 0.01])
+    middle, low, high = bench_kernels.device_milliseconds(lambda: time.sleep(next(waits)), "cpu")
+    assert low < 5 < middle < 45 < high
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_check_holds_and_says_so(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        check_kernels.main(check_kernels.Options(to=str(tmp_path / "check.json")))
+    assert end.value.code == 0
+    assert "0 fail" in capsys.readouterr().out
+    assert {row["kernel"].removesuffix(" with bias") for row in read(tmp_path / "check.json")} == set(TORCH)
+
+
+def test_check_sees_a_wrong_kernel(monkeypatch, capsys):
+    case = Case("rms_norm", 5, 64, "fp32")
+    wrong = property(lambda case: lambda x, weight: 1.001 * reference.rms_norm(x, weight))
+    monkeypatch.setattr(Case, "fused", wrong)
+    monkeypatch.setattr(check_kernels, "everything", lambda device: check_kernels.check(case, device))
+    with pytest.raises(SystemExit) as end:
+        check_kernels.main(check_kernels.Options())
+    assert end.value.code == 1
+    assert "output 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_check_of_the_ends_of_large_tensors(name):
+    """With sizes that fit here: gradients that are zero but at the ends leave the ends' twin as the truth."""
+    rows = list(check_kernels.check_large(Case(name, 40, 64, "fp32", bias=name.endswith("layer_norm")), "cpu"))
+    assert rows
+    assert all(row["ok"] and row["allowed"] > 0 for row in rows)
+
+
+def test_large_is_beyond_int32():
+    case = Case("rope", *check_kernels.LARGE)
+    B, T, H, _, D = kernel_cases.shape(*check_kernels.LARGE)
+    assert math.prod(check_kernels.LARGE) > 2**31
+    assert B * T * H * D > 2**31
+    assert case.n_bytes("forward") > 2**33
+
+
+def test_table_aligns():
+    assert table([["a", "number"], ["long", "1"], ["b", "23"]]).splitlines() == [
+        "a     number", "----  ------", "long       1", "b         23",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("main", "options", "message"),
+    [
+        (bench_kernels.main, bench_kernels.Options(dtype="fp8"), "dtype=fp8 must be one of bf16, fp16, fp32"),
+        (compile_ahead.main, compile_ahead.Options(target="sm_9"), "target=sm_9 is not known; near names: sm_90"),
+        (compile_ahead.main, compile_ahead.Options(), "nothing is compiled under TRITON_INTERPRET=1"),
+    ],
+)
+def test_mistakes(main, options, message):
+    with pytest.raises(UserError, match=message):
+        main(options)
