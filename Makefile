@@ -2,13 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test lint clean
+.PHONY: train test gpu lint clean
 
 train: .venv/.train
 	$(BIN)/python train.py norm=rmsnorm against=layernorm name=quickstart overwrite=true
 
 test: .venv/.test
 	$(BIN)/python -m pytest -n auto
+
+# On a machine with a GPU: writes results/gpu/DEVICE/. `make gpu WITH=python3` installs nothing and takes that Python's
+# PyTorch and Triton.
+gpu: $(if $(WITH),,.venv/.train)
+	$(or $(WITH),$(BIN)/python) -m scripts.gpu
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -1,13 +1,12 @@
 """Times every kernel on a GPU against PyTorch, torch.compile and liger-kernel, as fractions of what a copy reaches.
 
-python -m scripts.bench_kernels [to=results/gpu/DEVICE/kernels.json] [seconds=300] [dtype=bf16|fp16|fp32]
+python -m scripts.bench_kernels [to=kernels.json] [seconds=600] [dtype=bf16|fp16|fp32]
 python -m scripts.bench_kernels [target=sm_90|sm_80|sm_100|gfx942]      without a GPU: what the compiler says instead
 
 Rows x columns: 2²⁶ elements at 256 to 65536 columns, and 4096 rows of 768, 1024 and 4096. `seconds` bounds the whole:
 ours and PyTorch's come first, and what is left over is printed as not measured.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -194,8 +193,7 @@ def main(options: Options) -> None:
         print("No GPU here. What the compiler says of the kernels, unrun:\n")
         compile_ahead.main(compile_ahead.Options(target=options.target, to=options.to))
         return
-    name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
-    to = Path(options.to or f"results/gpu/{name}/kernels.json")
+    to = Path(options.to or "kernels.json")
     rows = run(NAMES, SIZES, options.dtype, "cuda", options.seconds)
     write(to, rows)
     print(render(read(to)))

@@ -1,6 +1,6 @@
 """Holds every kernel to its plain twin at real sizes, in three dtypes, beyond 2³¹ elements; ends with 1 if one fails.
 
-python -m scripts.check_kernels [to=FILE.json]
+python -m scripts.check_kernels [to=FILE.json]          minutes on a GPU, most of them compiling
 
 Meant for a GPU; on a CPU with TRITON_INTERPRET=1 it takes small sizes.
 """
@@ -121,7 +121,7 @@ def everything(device: str) -> Iterator[dict]:
         bias = name.endswith("layer_norm")
         # Triton's interpreter truncates to bfloat16, which a GPU does not
         for dtype in DTYPES if cuda else ("fp16", "fp32"):
-            for size in SIZES if cuda else SMALL:
+            for size in (SIZES if dtype != "fp16" else SIZES[::4]) if cuda else SMALL:
                 yield from check(Case(name, *size, dtype, bias), device)
         yield from check_compiled(Case(name, *(SIZES[1] if cuda else SMALL[0]), "fp32", bias), device)
         if cuda:
@@ -130,6 +130,8 @@ def everything(device: str) -> Iterator[dict]:
 
 def main(options: Options) -> None:
     rows = list(everything("cuda" if torch.cuda.is_available() else "cpu"))
+    if options.to:
+        write(options.to, rows)
     failed = [r for r in rows if not r["ok"]]
     head = ["kernel", "n_rows", "n_cols", "dtype", "what", "error", "allowed"]
     if failed:
@@ -138,9 +140,8 @@ def main(options: Options) -> None:
     for r in not_run:
         print(f"{r['kernel']}: {r['what']}")
     print(f"{len(rows) - len(failed) - len(not_run)} comparisons hold, {len(failed)} fail")
-    if options.to:
-        write(options.to, rows)
-    sys.exit(bool(failed))
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compiles the kernels for GPUs that this machine need not have, and prints what the compiler says of them.
 
-python -m scripts.compile_ahead [target=sm_90|sm_80|sm_100|gfx942|all] [to=FILE.json]
+python -m scripts.compile_ahead [target=sm_90|sm_80|sm_100|gfx942|all] [n_cols=4096] [to=FILE.json]
 
 Registers a thread, spilled bytes, shared memory, instructions, reductions a row, barriers. The kernels are compiled as
 they would be launched: the launches themselves are recorded, on tensors without memory.
@@ -43,6 +43,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 @dataclass
 class Options:
     target: str = "sm_90"
+    n_cols: int | None = None
     to: str | None = None
 
 
@@ -186,7 +187,7 @@ def main(options: Options) -> None:
         raise UserError("nothing is compiled under TRITON_INTERPRET=1: run it without that variable")
     rows = []
     for name in TARGETS if options.target == "all" else [options.target]:
-        compiled = list(resources(name, cases()))
+        compiled = list(resources(name, cases([options.n_cols] if options.n_cols else COLUMNS)))
         print(f"{name}, Triton {triton.__version__}\n\n{render(compiled)}\n", flush=True)
         rows += compiled
     if options.to:

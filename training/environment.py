@@ -53,7 +53,7 @@ def command() -> str:
 
 def describe(device: torch.device) -> dict:
     """Versions, device, threads, commit and command, as plain values."""
-    status = _git("status", "--porcelain")
+    status = _git("status", "--porcelain", "--", ".", ":(exclude)results")  # one result does not spoil the next
     return {
         "versions": _versions(),
         "device": device_name(device),

@@ -76,8 +76,9 @@ def test_rows_in_chunks(name, shape, dtype):
     assert_as_good_as_twin(name, INPUTS[name](name, *shape, dtype=dtype), slack=8 if dtype == torch.float64 else 1)
 
 
-@each_norm
-@pytest.mark.parametrize("n_cols", [64, 8300])
+@pytest.mark.parametrize(
+    ("name", "n_cols"), [*((name, 64) for name in NORMS), ("layer_norm", 8300), ("add_layer_norm", 8300)]
+)
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_far_from_zero(name, dtype, n_cols):
     """A mean a hundred times the spread: statistics kept in the low precision, or E[x²] - mean², would show."""
@@ -203,7 +204,7 @@ def test_empty_batch(name, shape):
 def test_deterministic(name):
     inputs = INPUTS[name](name, 11, 2050, dtype=torch.float32)
     first = run(kernels, name, inputs)
-    for _ in range(3):
+    for _ in range(2):
         equal(run(kernels, name, inputs), first)
 
 

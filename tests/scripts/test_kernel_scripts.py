@@ -9,7 +9,7 @@ import torch
 
 from errors import UserError
 from kernels import reference
-from scripts import bench_kernels, check_kernels, compile_ahead, kernel_cases
+from scripts import bench_dispatch, bench_kernels, check_kernels, compile_ahead, gpu, kernel_cases
 from scripts.kernel_cases import TORCH, Case, read, table
 
 SIZES = [(4, 64), (2, 96)]
@@ -71,9 +71,7 @@ def test_device_times_are_medians():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_check_holds_and_says_so(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        check_kernels.main(check_kernels.Options(to=str(tmp_path / "check.json")))
-    assert end.value.code == 0
+    check_kernels.main(check_kernels.Options(to=str(tmp_path / "check.json")))
     assert "0 fail" in capsys.readouterr().out
     assert {row["kernel"].removesuffix(" with bias") for row in read(tmp_path / "check.json")} == set(TORCH)
 
@@ -105,6 +103,20 @@ def test_large_is_beyond_int32():
     assert case.n_bytes("forward") > 2**33
 
 
+def test_all_of_a_gpu_in_order(monkeypatch, tmp_path):
+    """Correctness first: a wrong kernel is not timed."""
+    done = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    for module in (check_kernels, bench_dispatch, bench_kernels):
+        monkeypatch.setattr(module, "main", lambda options, name=module.__name__: done.append((name, options.to)))
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    gpu.main(gpu.Options())
+    here = "results/gpu/nvidia-h100-80gb-hbm3"
+    files = {"check_kernels": "check", "bench_dispatch": "dispatch", "bench_kernels": "kernels"}
+    assert done == [(f"scripts.{module}", f"{here}/{file}.json") for module, file in files.items()]
+
+
 def test_table_aligns():
     assert table([["a", "number"], ["long", "1"], ["b", "23"]]).splitlines() == [
         "a     number", "----  ------", "long       1", "b         23",
@@ -117,6 +129,7 @@ def test_table_aligns():
         (bench_kernels.main, bench_kernels.Options(dtype="fp8"), "dtype=fp8 must be one of bf16, fp16, fp32"),
         (compile_ahead.main, compile_ahead.Options(target="sm_9"), "target=sm_9 is not known; near names: sm_90"),
         (compile_ahead.main, compile_ahead.Options(), "nothing is compiled under TRITON_INTERPRET=1"),
+        (gpu.main, gpu.Options(), "there is no GPU here"),
     ],
 )
 def test_mistakes(main, options, message):
