@@ -1,4 +1,4 @@
-"""nanoGPT's CPU setting on the real text, which nanoGPT's README publishes 1.88 for; a model of our kind is below 1.75."""
+"""nanoGPT's CPU setting on the real text: nanoGPT's README publishes 1.88, and a model of our kind is below 1.75."""
 
 import json
 import subprocess
