@@ -33,11 +33,11 @@ def _kernel(
     if BACK:
         sin = -sin
     if group < q_groups:
-        first, heads, from_stride = group * HEADS, q_heads, q_head
+        first, heads, from_stride = group * HEADS, q_heads, tl.cast(q_head, tl.int64)
         from_ptr = q_ptr + batch * q_batch + first.to(tl.int64) * q_head + time * q_time
         to_ptr = q_out_ptr + (batch * q_heads + first) * out_head + time * D
     else:
-        first, heads, from_stride = (group - q_groups) * HEADS, k_heads, k_head
+        first, heads, from_stride = (group - q_groups) * HEADS, k_heads, tl.cast(k_head, tl.int64)
         from_ptr = k_ptr + batch * k_batch + first.to(tl.int64) * k_head + time * k_time
         to_ptr = k_out_ptr + (batch * k_heads + first) * out_head + time * D
     rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
