@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from errors import UserError
 from kernels import glu, norm, rotary
-from kernels.launch import INTERPRETED
-from scripts.kernel_cases import TORCH, Case, table, write
+from scripts.kernel_cases import TORCH, Case, device, table, write
 from scripts.options import run_script
 
 ROUNDS, CALLS = 100, 100
@@ -73,10 +71,10 @@ def registered(case: Case, inputs: dict[str, torch.Tensor]) -> Callable:
     return lambda: ops.norm_forward(*tensors, 1e-5, case.name.endswith("layer_norm"), False)
 
 
-def measure(name: str, rounds: int = ROUNDS) -> dict:
+def measure(name: str, device: str, rounds: int = ROUNDS) -> dict:
     """Microseconds of a call that records a gradient: ours, the registered operator's, PyTorch's."""
     case = Case(name, 8, 64, "fp32", bias=name.endswith("layer_norm"))
-    inputs = case.inputs("cuda" if torch.cuda.is_available() else "cpu")
+    inputs = case.inputs(device)
     with stubbed():
         ours = microseconds(lambda: case.fused(**inputs), rounds)
         operator = microseconds(registered(case, inputs), rounds)
@@ -91,12 +89,9 @@ def render(rows: list[dict]) -> str:
 
 
 def main(options: Options) -> None:
-    if not INTERPRETED and not torch.cuda.is_available():
-        raise UserError(
-            "without a GPU the kernels take CPU tensors only under TRITON_INTERPRET=1: set it and run again"
-        )
+    where = device()
     torch.set_num_threads(1)
-    rows = [measure(name) for name in TORCH]
+    rows = [measure(name, where) for name in TORCH]
     print(render(rows))
     if options.to:
         write(options.to, rows)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from scripts.kernel_cases import DTYPES, TORCH, Case, table, write
+from scripts.kernel_cases import DTYPES, TORCH, Case, device, table, write
 from scripts.options import run_script
 
 NAMES = tuple(TORCH)
@@ -129,7 +129,7 @@ def everything(device: str) -> Iterator[dict]:
 
 
 def main(options: Options) -> None:
-    rows = list(everything("cuda" if torch.cuda.is_available() else "cpu"))
+    rows = list(everything(device()))
     if options.to:
         write(options.to, rows)
     failed = [r for r in rows if not r["ok"]]

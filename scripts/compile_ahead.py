@@ -183,6 +183,8 @@ def render(rows: list[dict]) -> str:
 def main(options: Options) -> None:
     if options.target not in (*TARGETS, "all"):
         raise UserError(f"target={options.target} is not known; {near(options.target, [*TARGETS, 'all'])}")
+    if options.n_cols is not None and options.n_cols < 1:
+        raise UserError(f"n_cols={options.n_cols} must be at least 1")
     if INTERPRETED:
         raise UserError("nothing is compiled under TRITON_INTERPRET=1: run it without that variable")
     rows = []

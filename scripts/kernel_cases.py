@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kernels
+from errors import UserError
 from kernels import reference
+from kernels.launch import INTERPRETED
 from training.environment import describe
 
 # M rows, N columns; RoPE: M = B·T positions, N = H·D channels of q, with one head of k for each four of q
@@ -162,6 +164,15 @@ def write(path: str, rows: list[dict]) -> None:
 def read(path: str | Path) -> list[dict]:
     result = json.loads(Path(path).read_text())
     return [dict(zip(result["keys"], row, strict=True)) for row in result["rows"]]
+
+
+def device() -> str:
+    """Where the kernels can run here."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if INTERPRETED:
+        return "cpu"
+    raise UserError("without a GPU the kernels run on CPU tensors only under TRITON_INTERPRET=1: set it and run again")
 
 
 def table(rows: list[list[str]]) -> str:

@@ -17,7 +17,7 @@ PATIENCE = 30  # s; other processes, and a slow phase of the machine, only ever 
 def test_dispatch_is_cheap(name):
     best, until = float("inf"), time.monotonic() + PATIENCE
     while best > MOST and time.monotonic() < until:
-        row = bench_dispatch.measure(name, rounds=20)
+        row = bench_dispatch.measure(name, "cpu", rounds=20)
         best = min(best, row["normgpt_us"])
     assert best <= MOST
     assert best < row["operator_us"], "the registered operator alone costs less"
@@ -50,6 +50,6 @@ def test_stubs_are_taken_away_again():
 
 
 def test_table():
-    lines = bench_dispatch.render([bench_dispatch.measure("swiglu", rounds=1)]).splitlines()
+    lines = bench_dispatch.render([bench_dispatch.measure("swiglu", "cpu", rounds=1)]).splitlines()
     assert lines[0].startswith("kernel")
     assert lines[2].startswith("swiglu")

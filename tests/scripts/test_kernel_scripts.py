@@ -117,6 +117,13 @@ def test_all_of_a_gpu_in_order(monkeypatch, tmp_path):
     assert done == [(f"scripts.{module}", f"{here}/{file}.json") for module, file in files.items()]
 
 
+@pytest.mark.parametrize("main", [check_kernels.main, bench_dispatch.main])
+def test_no_place_to_run(main, monkeypatch):
+    monkeypatch.setattr(kernel_cases, "INTERPRETED", False)
+    with pytest.raises(UserError, match="set it and run again"):
+        main(check_kernels.Options())
+
+
 def test_table_aligns():
     assert table([["a", "number"], ["long", "1"], ["b", "23"]]).splitlines() == [
         "a     number", "----  ------", "long       1", "b         23",
@@ -129,6 +136,7 @@ def test_table_aligns():
         (bench_kernels.main, bench_kernels.Options(dtype="fp8"), "dtype=fp8 must be one of bf16, fp16, fp32"),
         (compile_ahead.main, compile_ahead.Options(target="sm_9"), "target=sm_9 is not known; near names: sm_90"),
         (compile_ahead.main, compile_ahead.Options(), "nothing is compiled under TRITON_INTERPRET=1"),
+        (compile_ahead.main, compile_ahead.Options(n_cols=0), "n_cols=0 must be at least 1"),
         (gpu.main, gpu.Options(), "there is no GPU here"),
     ],
 )
