@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 import torch._functorch.config
-import triton
 
 from errors import UserError
 from scripts import compile_ahead
@@ -27,6 +25,7 @@ VOLUME = 2**26
 SIZES = [(VOLUME // n, n) for n in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)]
 SIZES += [(4096, n) for n in (768, 1024, 4096)]
 HOST_SIZE = (8, 1024)
+SLEEP_CYCLES = 500_000  # a third of a millisecond
 IMPLEMENTATIONS = ("normgpt", "torch", "compiled", "liger")
 
 
@@ -38,16 +37,32 @@ class Options:
     target: str = "sm_90"
 
 
-def device_milliseconds(fn: Callable, device: str) -> tuple[float, float, float]:
-    """Median, p10, p90 of one call. On CUDA by events behind a flush of the cache, which lets the host go ahead."""
-    if device == "cuda":
-        return tuple(triton.testing.do_bench(fn, warmup=10, rep=50, quantiles=[0.5, 0.1, 0.9]))
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
+def device_milliseconds(fn: Callable, device: str, calls: int = 30) -> tuple[float, float, float]:
+    """Median, p10, p90 of one call on the device, its cache flushed before.
+
+    The device sleeps before each call while the host goes ahead, so that what the host takes does not count.
+    """
+    fn()  # compiles
+    if device != "cuda":
+        times = sorted(timed(fn) for _ in range(3))
+        return times[1], times[0], times[2]
+    flush = torch.empty(2**28, dtype=torch.uint8, device=device)
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
+    for start, end in events:
+        flush.zero_()
+        torch.cuda._sleep(SLEEP_CYCLES)
+        start.record()
         fn()
-        times.append((time.perf_counter() - start) * 1e3)
-    return median(times), min(times), max(times)
+        end.record()
+    torch.cuda.synchronize()
+    times = sorted(start.elapsed_time(end) for start, end in events)
+    return times[calls // 2], times[calls // 10], times[-1 - calls // 10]
+
+
+def timed(fn: Callable) -> float:
+    start = time.perf_counter()
+    fn()
+    return (time.perf_counter() - start) * 1e3
 
 
 def host_microseconds(fn: Callable, device: str) -> float:

@@ -64,7 +64,7 @@ def test_benchmark_leaves_out_what_there_is_no_time_for():
 
 
 def test_device_times_are_medians():
-    waits = iter([0.0, 0.05, 0.01])
+    waits = iter([0.0, 0.0, 0.05, 0.01])  # the first compiles
     middle, low, high = bench_kernels.device_milliseconds(lambda: time.sleep(next(waits)), "cpu")
     assert low < 5 < middle < 45 < high
 
