@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from kernels.launch import ACC, INSTEAD, OPTIONS, cdiv, check, eager_apply, launch, operator, rows
+from kernels.launch import ACC, INSTEAD, MAX_COLS, OPTIONS, cdiv, check, eager_apply, launch, operator, rows
 
 # M rows (all leading axes together), N columns
 
@@ -18,7 +18,7 @@ def _forward_kernel(
     ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A tile per program; tiles run along the columns first."""
-    across = tl.cdiv(n_cols, BLOCK_N)
+    across = (n_cols - 1) // BLOCK_N + 1
     row = (tl.program_id(0) // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     cols = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     mask = (row < n_rows) & (cols < n_cols)
@@ -34,7 +34,7 @@ def _backward_kernel(
     ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """With s = sigmoid(gate): dup = dy · gate · s, dgate = dy · up · s · (1 + gate · (1 - s))."""
-    across = tl.cdiv(n_cols, BLOCK_N)
+    across = (n_cols - 1) // BLOCK_N + 1
     row = (tl.program_id(0) // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     cols = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     mask = (row < n_rows) & (cols < n_cols)
@@ -121,12 +121,12 @@ def swiglu(gate, up):
     Computed in float32 (float64 for float64 gate), y in gate.dtype, gradients in the dtypes of their inputs.
     Moves 3·b bytes an element forward (b = itemsize), 5·b backward. Deterministic; differentiable once.
     TypeError for dtypes other than the four floating ones and for DTensor; NotImplementedError under torch.func;
-    ValueError for unequal shapes, N = 0, or a CPU tensor outside Triton's interpreter.
+    ValueError for unequal shapes, N = 0 or N > 2³⁰, or a CPU tensor outside Triton's interpreter.
     """
     check(("gate", "up"), gate, up)
-    if gate.shape != up.shape or gate.ndim == 0 or gate.shape[-1] == 0:
+    if gate.shape != up.shape or gate.ndim == 0 or not 0 < gate.shape[-1] <= MAX_COLS:
         raise ValueError(
-            f"gate and up must have one shape, at least one wide, got {tuple(gate.shape)} and {tuple(up.shape)}; "
+            f"gate and up must have one shape, 1 to {MAX_COLS} wide, got {tuple(gate.shape)} and {tuple(up.shape)}; "
             f"{INSTEAD}"
         )
     return (_SwiGLU.apply if torch.compiler.is_compiling() else _eager_swiglu)(gate, up)

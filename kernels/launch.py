@@ -13,9 +13,10 @@ INTERPRETED = not isinstance(tl.sum, triton.JITFunction)
 # what a kernel computes in: each load is widened at once, since the interpreter's bfloat16 arithmetic works on raw bits
 ACC = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
 WIDE = {dtype: torch.promote_types(dtype, torch.float32) for dtype in ACC}
-# part of every launch: without contraction to FMA, an add and a norm round alike whether fused or not, and whichever
+# part of every launch: without contraction to FMA an add and a norm of one dtype round alike, fused or not, whichever
 # Triton compiles them
 OPTIONS = {"enable_fp_fusion": False}
+MAX_COLS = 2**30  # columns are int32
 INSTEAD = "kernels=torch takes PyTorch's own operators instead"
 _CPU_PROGRAMS = 2
 
@@ -24,17 +25,17 @@ def launch(kernel, programs, on, args, constants):
     """kernel[(programs,)](*args, **constants) where `on` lies; nothing on the meta device, which has no memory."""
     if on.is_cuda:
         if torch.version.hip:
-            constants = for_amd(constants)
+            constants = for_amd(constants, _properties(on.device).warp_size)
         with torch.cuda.device(on.device):
             kernel[(programs,)](*args, **constants)
     elif not on.is_meta:
         kernel[(programs,)](*args, **constants)
 
 
-def for_amd(constants):
-    """The same threads in half as many warps, for they are 64 wide; maxnreg is an option of NVIDIA's assembler."""
+def for_amd(constants, warp_size):
+    """The same threads in warps of another size; maxnreg is an option of NVIDIA's assembler alone."""
     kept = {name: value for name, value in constants.items() if name != "maxnreg"}
-    return kept | {"num_warps": constants["num_warps"] // 2}
+    return kept | {"num_warps": constants["num_warps"] * 32 // warp_size}
 
 
 def cdiv(a, b):
@@ -43,19 +44,19 @@ def cdiv(a, b):
 
 def multiprocessors(device):
     """How many programs run at once, at the least."""
-    return _multiprocessors(device) if device.type == "cuda" else _CPU_PROGRAMS
+    return _properties(device).multi_processor_count if device.type == "cuda" else _CPU_PROGRAMS
 
 
 @functools.cache
-def _multiprocessors(device):
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _properties(device):
+    return torch.cuda.get_device_properties(device)
 
 
 def rows(t):
     """(..., N) seen as (M, N) with adjacent columns, and the stride of its rows: no copy where the strides allow it."""
-    if t.is_contiguous():
+    if t.is_contiguous() and not t.is_neg():
         return t, t.shape[-1]
-    t = t.reshape(-1, t.shape[-1])
+    t = t.resolve_neg().reshape(-1, t.shape[-1])
     t = t if t.stride(-1) == 1 else t.contiguous()
     return t, t.stride(0)
 
@@ -116,5 +117,6 @@ def _refuse(names, tensors):
         if t.device != tensors[0].device:
             where = f"{name} is on {t.device} and {names[0]} on {tensors[0].device}"
             raise ValueError(f"{where}: move one to the other; {INSTEAD}")
-        if t.__class__.__name__ == "DTensor":
-            raise TypeError(f"{name} is a DTensor, which no kernel here can shard: pass .to_local(); {INSTEAD}")
+        if t.__class__.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            what = f"{name} is a {t.__class__.__name__}, which has no memory of its own for a kernel to read"
+            raise TypeError(f"{what}: pass a plain tensor, as by .to_local(); {INSTEAD}")

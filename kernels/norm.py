@@ -1,7 +1,7 @@
 """RMSNorm and LayerNorm over the last axis, fused, each also with the residual add before it.
 
 The two norms differ by CENTER alone. A row as wide as registers hold is read once, several narrow rows to a program; a
-wider one goes in chunks of columns, its second reading served by the cache. An absent residual, parameter or gradient
+wider one goes in chunks of columns, read twice. An absent residual, parameter or gradient
 is a None pointer: Triton compiles one variant per combination, free of dead work.
 """
 
@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from kernels.launch import (
     ACC,
     INSTEAD,
+    MAX_COLS,
     OPTIONS,
     WIDE,
     cdiv,
@@ -151,7 +152,7 @@ def _backward_kernel(
     # whole tiles, folded once after the loop: a sum across rows crosses warps
     dw = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     db = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0), num_stages=STAGES):
+    for tile in tl.range(tl.program_id(0), (n_rows - 1) // BLOCK_M + 1, tl.num_programs(0), num_stages=STAGES):
         row = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
         row_mask = row < n_rows
         mask = row_mask[:, None] & col_mask[None, :]
@@ -195,7 +196,7 @@ def _backward_wide_kernel(
     """The same in chunks of columns, read once for the two means and once for dx. dw and db do not fit registers: each
     program adds up its own partial row in memory, which no other touches."""
     partial = tl.program_id(0).to(tl.int64) * n_cols
-    for tile in range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+    for tile in range(tl.program_id(0), (n_rows - 1) // BLOCK_M + 1, tl.num_programs(0)):
         row = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
         row_mask = row < n_rows
         rstd = tl.load(stats_ptr + row, mask=row_mask, other=0.0)[:, None]
@@ -260,17 +261,24 @@ def _fold_kernel(
         _fold(db_parts_ptr, db_ptr, n_parts, n_cols, BLOCK_M, BLOCK_N)
 
 
-MAX_COLS = 2**30  # beyond it, a chunk's last column would not fit int32
-WIDEST = 16384  # bytes of a row that registers hold; wider ones go in chunks
-CACHED = 32768  # elements of h and of dy that two programs a multiprocessor can read again from 50 MB of level-2 cache
+# Launch parameters depend on N and the dtype alone, so that a row's result does not depend on its neighbours. They are
+# what compiles without spilling a register (`scripts/compile_ahead.py`). N not being a multiple of 16, rows are not
+# aligned and elements come one by one, whose addresses take half the registers.
+def _bytes_a_thread(n_cols):
+    return 16 if n_cols % 16 else 32
 
 
-# Launch parameters depend on N and the dtype alone, so that a row's result does not depend on its neighbours.
 def _tile(n_cols, itemsize):
-    """Whole rows, several to a tile where they are narrow: 32 bytes of each tensor a thread."""
+    """Whole rows, several to a tile where they are narrow."""
+    each = _bytes_a_thread(n_cols)
     block_n = triton.next_power_of_2(n_cols)
-    block_m = max(1, min(64, WIDEST // 2 // (block_n * itemsize)))
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": min(max(block_m * block_n * itemsize // 1024, 4), 16)}
+    block_m = max(1, min(8 if n_cols % 16 else 64, 256 * each // (block_n * itemsize)))
+    num_warps = min(max(block_m * block_n * itemsize // (32 * each), 4), 16)
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps}
+
+
+def _is_wide(n_cols, itemsize):
+    return n_cols * itemsize > 512 * _bytes_a_thread(n_cols)
 
 
 # `maxnreg` bounds the registers of a thread so that two programs share a multiprocessor; left to itself, the assembler
@@ -279,8 +287,9 @@ def _tile(n_cols, itemsize):
 def _forward_plan(n_cols, dtype, eps, center, zero_centered):
     """Kernel, rows a program, launch parameters."""
     flags = {"EPS": eps, "CENTER": center, "ZERO_CENTERED": zero_centered, "ACC": ACC[dtype], **OPTIONS}
-    if n_cols * dtype.itemsize > WIDEST:
-        return _forward_wide_kernel, 1, {**flags, "BLOCK_N": 8192, "num_warps": 16}
+    if _is_wide(n_cols, dtype.itemsize):
+        block_n = 8192 if dtype.itemsize <= 4 else 4096
+        return _forward_wide_kernel, 1, {**flags, "BLOCK_N": block_n, "num_warps": 16}
     tile = _tile(n_cols, dtype.itemsize)
     most = {"maxnreg": 64} if tile["num_warps"] == 16 else {}
     return _forward_kernel, tile["BLOCK_M"], {**flags, **tile, **most}
@@ -291,18 +300,19 @@ def _backward_plan(n_cols, dtype, center, zero_centered):
     """Kernel, rows a tile, programs a multiprocessor, launch parameters.
 
     As many programs as fit by their registers; more would only lengthen the sum over partial rows. Each reads ahead by
-    a tile, but where that tile has many rows, whose pointers would spill.
+    a tile, but where that tile has many rows.
     """
     flags = {"CENTER": center, "ZERO_CENTERED": zero_centered, "ACC": ACC[dtype], "maxnreg": 128, **OPTIONS}
-    if n_cols * dtype.itemsize <= WIDEST:
+    if not _is_wide(n_cols, dtype.itemsize):
         tile = _tile(n_cols, dtype.itemsize)
         stages = 2 if tile["BLOCK_M"] <= 8 else 1
         programs = 2 if tile["num_warps"] <= 8 else 1
         return _backward_kernel, tile["BLOCK_M"], programs, {**flags, **tile, "STAGES": stages}
-    # two rows at once halve the additions to partial rows, while the cache still holds their chunks
-    block_m = 2 if 2 * n_cols <= CACHED else 1
+    # Two rows at once halve the additions to partial rows. Of wider ones a level-2 cache of 50 MB would not hold two
+    # for each program until they are read again; nor, at the widest, one and the partial rows too.
+    block_m, programs = (2, 2) if n_cols <= 16384 else (1, 2 if n_cols <= 32768 else 1)
     tile = {"BLOCK_M": block_m, "BLOCK_N": 2048 // block_m, "num_warps": 8, "STAGES": 2}
-    return _backward_wide_kernel, block_m, 2 if n_cols <= CACHED else 1, {**flags, **tile}
+    return _backward_wide_kernel, block_m, programs, {**flags, **tile}
 
 
 _FOLD = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8, **OPTIONS}
@@ -328,8 +338,8 @@ def _forward(
     kernel, block_m, constants = _forward_plan(n_cols, y.dtype, eps, center, zero_centered)
     x, x_stride = rows(x)
     residual, r_stride = (None, 0) if residual is None else rows(residual)
-    weight = None if weight is None else weight.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    weight = None if weight is None else weight.contiguous().resolve_neg()
+    bias = None if bias is None else bias.contiguous().resolve_neg()
     args = x, residual, weight, bias, y, h, stats, x_stride, r_stride, n_rows, n_cols
     launch(kernel, cdiv(n_rows, block_m), y, args, constants)
     return y, h, stats
@@ -355,7 +365,7 @@ def _backward(
     dw_parts, db_parts = (None if d is None else stats.new_empty(programs, n_cols) for d in (dw, db))
     (dy, dy_stride), (h, h_stride) = rows(dy), rows(h)
     dh, dh_stride = (None, 0) if dh is None else rows(dh)
-    weight = None if weight is None else weight.contiguous()
+    weight = None if weight is None else weight.contiguous().resolve_neg()
     args = dy, dh, h, weight, stats, dx, dr, dw_parts, db_parts, dy_stride, dh_stride, h_stride, n_rows, n_cols
     launch(kernel, programs, h, args, constants)
     if dw is not None or db is not None:
@@ -429,8 +439,9 @@ def rms_norm(x, weight=None, eps=1e-5, *, zero_centered=False):
     x (..., N) of any strides, weight (N,) or None -> contiguous (..., N).
     Statistics and gain in float32 (float64 for float64 x), y and dx in x.dtype, dweight in weight.dtype; autocast
     changes none. zero_centered: the gain is 1 + weight, added in that same precision.
-    Moves 2·b bytes an element (b = itemsize) forward, 3·b backward; rows of more than WIDEST bytes are read twice,
-    the second time from the cache. Deterministic; differentiable once.
+    Moves 2·b bytes an element (b = itemsize) forward, 3·b backward. Rows of more than 16 KB (8 KB, where N is no
+    multiple of 16) are read twice, the second time from the cache if it holds them; their backward also adds up dw and
+    db in memory, 8 bytes an element each (4 up to 16384 columns). Deterministic; differentiable once.
     TypeError for dtypes other than the four floating ones and for DTensor; NotImplementedError under torch.func;
     ValueError for N = 0 or N > 2³⁰, a weight that does not fit x, or a CPU tensor outside Triton's interpreter.
     """

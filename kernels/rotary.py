@@ -82,9 +82,9 @@ def _empty(q, k, cos, sin, back):
 def _adjacent(t):
     """t with adjacent channels, and its strides: no copy where they are already."""
     strides = t.stride()
-    if strides[-1] == 1:
+    if strides[-1] == 1 and not t.is_neg():
         return t, strides
-    t = t.contiguous()
+    t = t.resolve_neg().contiguous()
     return t, t.stride()
 
 

@@ -7,6 +7,7 @@ Rows x columns: 2²⁶ elements at 256 to 65536 columns, and 4096 rows of 768, 1
 ours and PyTorch's come first, and what is left over is printed as not measured.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch._functorch.config
 
 from errors import UserError
 from scripts import compile_ahead
+from scripts.bench_dispatch import microseconds
 from scripts.kernel_cases import DTYPES, TORCH, Case, liger, read, table, write
 from scripts.options import run_script
 
@@ -25,8 +27,8 @@ VOLUME = 2**26
 SIZES = [(VOLUME // n, n) for n in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)]
 SIZES += [(4096, n) for n in (768, 1024, 4096)]
 HOST_SIZE = (8, 1024)
-SLEEP_CYCLES = 500_000  # a third of a millisecond
-IMPLEMENTATIONS = ("normgpt", "torch", "compiled", "liger")
+SLEEP_CYCLES = 1_000_000  # more than half a millisecond
+IMPLEMENTATIONS = ("normgpt", "torch", "liger", "compiled")
 
 
 @dataclass
@@ -65,19 +67,6 @@ def timed(fn: Callable) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def host_microseconds(fn: Callable, device: str) -> float:
-    """What a call costs the CPU, launch included: the best of five rounds on inputs too small to keep a GPU busy."""
-    rounds, calls = [], 200 if device == "cuda" else 1
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(calls):
-            fn()
-        rounds.append((time.perf_counter() - start) / calls * 1e6)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    return min(rounds)
-
-
 def implementation(which: str, case: Case) -> Callable | None:
     """The function to time; None where there is none."""
     if which == "normgpt":
@@ -90,9 +79,14 @@ def implementation(which: str, case: Case) -> Callable | None:
     return torch.compile(TORCH[case.name], fullgraph=True, dynamic=False)
 
 
-def directions(case: Case, function: Callable, device: str) -> dict[str, Callable]:
-    """{"forward": a call, "backward": the gradients of one forward, again and again}."""
+def directions(case: Case, which: str, device: str) -> dict[str, Callable]:
+    """{"forward": a call, "backward": the gradients of one forward, over and over}; {} where nothing is timed."""
+    function = implementation(which, case)
+    if function is None:
+        return {}
     inputs = case.inputs(device)
+    if which == "liger":  # it would copy the halves of one matrix, and be timed for that
+        inputs = {k: t.detach().contiguous().requires_grad_(t.requires_grad) for k, t in inputs.items()}
     outputs = case.call(function, inputs)
     leaves, dys = [t for t in inputs.values() if t.requires_grad], [torch.randn_like(y) for y in outputs]
     return {
@@ -101,6 +95,7 @@ def directions(case: Case, function: Callable, device: str) -> dict[str, Callabl
     }
 
 
+@functools.cache
 def copy_gb_per_s(n_bytes: int, device: str) -> float:
     """Of a copy that moves as many bytes, half of them read and half written."""
     source = torch.empty(n_bytes // 2, dtype=torch.uint8, device=device)
@@ -109,34 +104,42 @@ def copy_gb_per_s(n_bytes: int, device: str) -> float:
     return 2 * source.numel() / milliseconds / 1e6
 
 
-def measure(cases: list[Case], device: str, until: float) -> Iterator[dict]:
-    """A row for each implementation, case and direction; None for what there was no time for, or no implementation."""
-    copies: dict[int, float] = {}
-    for which in IMPLEMENTATIONS:
-        for case in cases:
-            function = implementation(which, case) if time.monotonic() < until else None
-            calls = {} if function is None else directions(case, function, device)
-            for direction in ("forward", "backward"):
-                n_bytes = case.n_bytes(direction)
-                if n_bytes not in copies:
-                    copies[n_bytes] = copy_gb_per_s(n_bytes, device)
-                row = {"kernel": case.label, "direction": direction, "n_rows": case.n_rows, "n_cols": case.n_cols}
-                row |= {"dtype": case.dtype, "implementation": which, "copy_gb_per_s": round(copies[n_bytes], 1)}
-                times = device_milliseconds(calls[direction], device) if calls else None
-                row |= dict(zip(("ms", "ms_p10", "ms_p90"), times or (None,) * 3, strict=True))
-                row["gb_per_s"] = times and round(n_bytes / times[0] / 1e6, 1)
-                row["fraction_of_copy"] = times and round(row["gb_per_s"] / copies[n_bytes], 3)
-                yield row
+def times(case: Case, which: str, device: str) -> dict[str, tuple]:
+    """{direction: device_milliseconds}; an opponent that fails is reported and left out, ours is not."""
+    try:
+        return {direction: device_milliseconds(fn, device) for direction, fn in directions(case, which, device).items()}
+    except Exception as error:
+        if which == "normgpt":
+            raise
+        print(f"{which}, {case.label}, {case.n_rows} x {case.n_cols}: {error!r}"[:300], flush=True)
+        return {}
+
+
+def measure(cases: list[Case], which: str, device: str, until: float) -> Iterator[dict]:
+    """A row for each case and direction; None for what failed, what there was no time for, or no implementation."""
+    for case in cases:
+        measured = times(case, which, device) if time.monotonic() < until else {}
+        for direction in ("forward", "backward"):
+            n_bytes, ms = case.n_bytes(direction), measured.get(direction)
+            copied = copy_gb_per_s(n_bytes, device)
+            row = {"kernel": case.label, "direction": direction, "n_rows": case.n_rows, "n_cols": case.n_cols}
+            row |= {"dtype": case.dtype, "implementation": which, "copy_gb_per_s": round(copied, 1)}
+            row |= dict(zip(("ms", "ms_p10", "ms_p90"), ms or (None,) * 3, strict=True))
+            row["gb_per_s"] = ms and round(n_bytes / ms[0] / 1e6, 1)
+            row["fraction_of_copy"] = ms and round(n_bytes / ms[0] / 1e6 / copied, 3)
+            yield row
 
 
 def host_times(cases: list[Case], device: str) -> dict[tuple[str, str, str], float]:
-    """{(kernel, direction, implementation): microseconds} of ours and PyTorch's."""
-    return {
-        (case.label, direction, which): round(host_microseconds(fn, device), 1)
-        for case in cases
-        for which in ("normgpt", "torch")
-        for direction, fn in directions(case, implementation(which, case), device).items()
-    }
+    """{(kernel, direction, implementation): microseconds}: what a call costs the CPU, launch included."""
+    host = {}
+    for case in cases:
+        for which in ("normgpt", "torch"):
+            for direction, fn in directions(case, which, device).items():
+                host[case.label, direction, which] = round(microseconds(fn, rounds=5), 1)
+                if device == "cuda":
+                    torch.cuda.synchronize()
+    return host
 
 
 def render(rows: list[dict]) -> str:
@@ -188,17 +191,18 @@ def draw(rows: list[dict], path: Path) -> bool:
     return True
 
 
-def run(names, sizes, dtype: str, device: str, seconds: float) -> list[dict]:
+def run(names, sizes, dtype: str, device: str, seconds: float) -> Iterator[list[dict]]:
+    """The rows so far, after each implementation."""
     # torch.compile would else free what a second backward needs
     torch._functorch.config.donated_buffer = False
-    until = time.monotonic() + seconds
+    until, rows = time.monotonic() + seconds, []
     cases = [Case(name, *size, dtype, bias=name == "layer_norm") for name in names for size in sizes]
     small = [Case(name, *HOST_SIZE, dtype, bias=name == "layer_norm") for name in names]
     host = host_times(small, device)
-    return [
-        row | {"host_us": host.get((row["kernel"], row["direction"], row["implementation"]))}
-        for row in measure(cases, device, until)
-    ]
+    for which in IMPLEMENTATIONS:
+        for row in measure(cases, which, device, until):
+            rows.append(row | {"host_us": host.get((row["kernel"], row["direction"], which))})
+        yield rows
 
 
 def main(options: Options) -> None:
@@ -209,8 +213,8 @@ def main(options: Options) -> None:
         compile_ahead.main(compile_ahead.Options(target=options.target, to=options.to))
         return
     to = Path(options.to or "kernels.json")
-    rows = run(NAMES, SIZES, options.dtype, "cuda", options.seconds)
-    write(to, rows)
+    for rows in run(NAMES, SIZES, options.dtype, "cuda", options.seconds):
+        write(to, rows)
     print(render(read(to)))
     drawn = draw(rows, to.with_suffix(".png"))
     print(f"\n{to}" + (f", {to.with_suffix('.png')}" if drawn else "; no picture, since matplotlib is not installed"))

@@ -30,13 +30,25 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-COLUMNS = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)  # 768 compiles as 1024, 32768 as 65536
+# 768 compiles as 1024, 32768 as 65536; the last three are no multiples of 16
+COLUMNS = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 37, 1002, 8191)
 # name and LayerNorm's bias, which takes the most registers; without it, LayerNorm is RMSNorm and the mean
 KERNELS = [
     ("rms_norm", False), ("layer_norm", False), ("layer_norm", True), ("add_rms_norm", False), ("add_layer_norm", True),
     ("swiglu", False), ("rope", False),
 ]  # fmt: skip
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+READ = (
+    "x_ptr",
+    "r_ptr",
+    "h_ptr",
+    "dy_ptr",
+    "dh_ptr",
+    "gate_ptr",
+    "up_ptr",
+    "q_ptr",
+    "k_ptr",
+)  # of (M, N); h is written in the forward
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -95,7 +107,7 @@ def signature(kernel, args: tuple, constants: dict) -> tuple[dict, dict, dict]:
 
 def compile_for(target: GPUTarget, kernel, args: tuple, constants: dict):
     if target.backend == "hip":
-        constants = for_amd(constants)
+        constants = for_amd(constants, target.warp_size)
     types, fixed, aligned = signature(kernel, args, {k: v for k, v in constants.items() if k in kernel.arg_names})
     options = {k: v for k, v in constants.items() if k not in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=aligned)
@@ -146,6 +158,9 @@ def resources(name: str, cases: Iterable[Case]) -> Iterator[dict]:
                 axis = 0 if kernel is norm._forward_wide_kernel else 1  # the others add up columns over axis 0
                 reduction = rf'"tt\.reduce"\(.*\) <{{axis = {axis} : i32'
                 row["reductions_per_row"] = len(re.findall(reduction, compiled.asm["ttir"]))
+                # offsets of rows are int64; int32 is multiplied by constants alone
+                products = re.findall(r"arith\.muli %(\w+), %(\w+)\S* : (?:i32|tensor<\S*xi32>)", compiled.asm["ttir"])
+                row["int32_products"] = sum(not a.startswith("c") and not b.startswith("c") for a, b in products)
                 row["shared_bytes"] = compiled.metadata.shared
                 done[key] = row
             yield {
@@ -156,7 +171,9 @@ def resources(name: str, cases: Iterable[Case]) -> Iterator[dict]:
                 "n_cols": case.n_cols,
                 "dtype": case.dtype,
                 "bytes_per_element": round(case.n_bytes(direction) / (case.n_rows * case.n_cols), 3),
-                "tensors": sum(isinstance(a, torch.Tensor) and a.numel() >= case.n_cols for a in args),
+                "tensors_read": sum(
+                    name in READ and a is not None for name, a in zip(kernel.arg_names, args, strict=False)
+                ),
                 **done[key],
             }
 

@@ -74,7 +74,7 @@ def liger(name: str) -> Callable | None:
 
 def shape(n_rows: int, n_cols: int) -> tuple[int, int, int, int, int]:
     """B, T, H, Hkv, D of RoPE with B·T = M and H·D = N, as near as whole numbers come."""
-    width, n_time = min(HEAD_WIDTH, n_cols), min(MAX_TIME, n_rows)
+    width, n_time = min(HEAD_WIDTH, n_cols) // 2 * 2, min(MAX_TIME, n_rows)
     heads = max(1, n_cols // width)
     return max(1, n_rows // n_time), n_time, heads, max(1, heads // 4), width
 

@@ -43,7 +43,7 @@ BREAKS = {
     },
     ("norm", "rms_norm", (400, 300)): {
         "each program takes one tile": (
-            "tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0), num_stages",
+            "(n_rows - 1) // BLOCK_M + 1, tl.num_programs(0), num_stages",
             "tl.num_programs(0), tl.num_programs(0), num_stages",
         ),
         "the fold drops partial rows": (

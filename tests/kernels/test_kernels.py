@@ -154,6 +154,15 @@ def test_strides_change_nothing(name, of_input):
 
 
 @each_kernel
+def test_views_that_stand_for_their_negative(name):
+    inputs = INPUTS[name](name, 4, 6)
+    negated = {k: torch._neg_view(-t) for k, t in inputs.items()}
+    assert all(t.is_neg() for t in negated.values())
+    outputs, expected = call(kernels, name, negated), call(kernels, name, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+
+
+@each_kernel
 def test_leading_axes_in_any_order(name):
     inputs = INPUTS[name](name, 2, 3, 4, 8)
     inputs = {k: t.transpose(0, 2) if t.ndim > 2 and name != "rope" else t for k, t in inputs.items()}

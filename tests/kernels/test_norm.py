@@ -168,15 +168,17 @@ def test_bad_input(name, arguments, error, message):
 def test_offsets_beyond_int32():
     """Three rows 2³⁰ elements apart, in a process of its own because a wrapped offset ends in a segmentation fault.
 
+    Offsets into what is written are not so easily made large: test_compiled_ahead looks for products of int32.
+
     The stride itself must fit int32: one that does not would arrive as int64 and widen the product.
     """
     python("-c", """
 import torch
 from kernels import add_layer_norm, layer_norm
-memory = torch.empty(2**31 + 4096, dtype=torch.bfloat16)  # virtual: only the touched pages become resident
-x, dy = (memory.as_strided((3, 8), (2**30, 1), offset) for offset in (0, 64))
-x.copy_(torch.randn(3, 8)), dy.copy_(torch.randn(3, 8))
-for norm in (layer_norm, lambda x: add_layer_norm(x, x)[0]):
+memory = torch.empty(2**31 + 20000, dtype=torch.bfloat16)  # virtual: only the touched pages become resident
+for n_cols, norm in ((8, layer_norm), (8, lambda x: add_layer_norm(x, x)[0]), (9000, layer_norm)):
+    x, dy = (memory.as_strided((3, n_cols), (2**30, 1), offset) for offset in (0, 10000))
+    x.copy_(torch.randn(3, n_cols)), dy.copy_(torch.randn(3, n_cols))
     gradients = []
     for strided in (True, False):
         leaf = (x if strided else x.clone()).detach().requires_grad_()
