@@ -8,6 +8,7 @@ Meant for a GPU; on a CPU with TRITON_INTERPRET=1 it takes small sizes.
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from scripts.options import run_script
 NAMES = tuple(TORCH)
 # ours to read, odd, and on both sides of every width at which the launch changes
 SIZES = [(4096, 768), (4096, 1024), (1000, 1002), (4096, 4096), (333, 8192), (129, 8194), (64, 32768), (37, 65536)]
+VARIED = [(4096, 768), (129, 16384)]
 SMALL = [(5, 64), (3, 1002)]
 LARGE = [(2**31 // 4096 + 2048, 4096), (2**31 // 16384 + 2048, 16384)]
 EDGE = 8  # rows looked at on each end of the large tensors
@@ -58,21 +60,46 @@ def row(case: Case, what: str, error: float, allowed: float) -> dict:
     return {"kernel": case.label, **size, "what": what, "error": error, "allowed": allowed, "ok": ok}
 
 
-def check(case: Case, device: str) -> Iterator[dict]:
-    """Against the twin; twice the same bits; the fused add against the add and the norm apart."""
-    inputs, twin = case.inputs(device), getattr(reference, case.name)
+def against_twin(case: Case, inputs: dict[str, Tensor], of: str = "", **options) -> Iterator[dict]:
+    """Every output and gradient by the rule of `worst`, and the same bits a second time."""
+    fused, twin = (partial(f, **options) for f in (case.fused, getattr(reference, case.name)))
     dys = [torch.randn_like(y) for y in case.call(twin, inputs)]
-    ours, again, theirs = (results(case, f, inputs, dys) for f in (case.fused, case.fused, twin))
+    ours, again, theirs = (results(case, f, inputs, dys) for f in (fused, fused, twin))
     exact = results(case, twin, inputs, dys, torch.float64)
     for what, truth in exact.items():
         n_terms = case.n_rows if what in ("dweight", "dbias") else 1
-        yield row(case, what, *worst(ours[what], theirs[what], truth, n_terms=n_terms))
-    yield row(case, "second run differs", sum(not torch.equal(ours[k], again[k]) for k in ours), 0)
-    if case.name.startswith("add_"):
-        apart = {k: t for k, t in inputs.items() if k != "residual"} | {"x": inputs["x"] + inputs["residual"]}
-        alone = Case(case.name.removeprefix("add_"), case.n_rows, case.n_cols, case.dtype, case.bias)
-        same = torch.equal(alone.fused(**apart), ours["output 0"]) and torch.equal(apart["x"], ours["output 1"])
-        yield row(case, "differs from add, then norm", int(not same), 0)
+        yield row(case, what + of, *worst(ours[what], theirs[what], truth, n_terms=n_terms))
+    yield row(case, "second run differs" + of, sum(not torch.equal(ours[k], again[k]) for k in ours), 0)
+
+
+def leaf(t: Tensor) -> Tensor:
+    return t.detach().requires_grad_()
+
+
+def spread(t: Tensor) -> Tensor:
+    """The same values, every second row of twice as many."""
+    return leaf(t.repeat_interleave(2, 0)[::2]) if t.ndim > 1 else t
+
+
+def check_norm_variants(case: Case, device: str) -> Iterator[dict]:
+    """What the model and its options make of a norm: 1 + weight, no weight, views, a float32 stream under autocast."""
+    inputs = case.inputs(device)
+    yield from against_twin(case, inputs, ", zero_centered", zero_centered=True)
+    yield from against_twin(case, {k: t for k, t in inputs.items() if k != "weight"}, ", no weight")
+    yield from against_twin(case, {k: spread(t) for k, t in inputs.items()}, ", strided")
+    if "residual" in inputs:
+        wide = {k: leaf(t.float()) if k != "x" else t for k, t in inputs.items()}
+        yield from against_twin(case, wide, ", all but x in float32")
+
+
+def check_fused_add(case: Case, device: str) -> Iterator[dict]:
+    """The add and the norm in one pass against one after the other, bit for bit."""
+    inputs = case.inputs(device)
+    y, h = case.fused(**inputs)
+    apart = {k: t for k, t in inputs.items() if k != "residual"} | {"x": inputs["x"] + inputs["residual"]}
+    alone = Case(case.name.removeprefix("add_"), case.n_rows, case.n_cols, case.dtype, case.bias)
+    same = torch.equal(alone.fused(**apart), y) and torch.equal(apart["x"], h)
+    yield row(case, "differs from add, then norm", int(not same), 0)
 
 
 def check_compiled(case: Case, device: str) -> Iterator[dict]:
@@ -122,7 +149,13 @@ def everything(device: str) -> Iterator[dict]:
         # Triton's interpreter truncates to bfloat16, which a GPU does not
         for dtype in DTYPES if cuda else ("fp16", "fp32"):
             for size in (SIZES if dtype != "fp16" else SIZES[::4]) if cuda else SMALL:
-                yield from check(Case(name, *size, dtype, bias), device)
+                case = Case(name, *size, dtype, bias)
+                yield from against_twin(case, case.inputs(device))
+                if name.startswith("add_"):
+                    yield from check_fused_add(case, device)
+        if name.endswith("norm"):
+            for size in VARIED if cuda else SMALL[:1]:
+                yield from check_norm_variants(Case(name, *size, "bf16" if cuda else "fp16", bias), device)
         yield from check_compiled(Case(name, *(SIZES[1] if cuda else SMALL[0]), "fp32", bias), device)
         for size in LARGE if cuda else []:
             yield from check_large(Case(name, *size, bias=bias), device)

@@ -116,7 +116,9 @@ def test_check_sees_a_wrong_kernel(monkeypatch, capsys):
     case = Case("rms_norm", 5, 64, "fp32")
     wrong = property(lambda case: lambda x, weight: 1.001 * reference.rms_norm(x, weight))
     monkeypatch.setattr(Case, "fused", wrong)
-    monkeypatch.setattr(check_kernels, "everything", lambda device: check_kernels.check(case, device))
+    monkeypatch.setattr(
+        check_kernels, "everything", lambda device: check_kernels.against_twin(case, case.inputs(device))
+    )
     with pytest.raises(SystemExit) as end:
         check_kernels.main(check_kernels.Options())
     assert end.value.code == 1
