@@ -63,7 +63,7 @@ def test_command(command, place, train_py):
     else:
         environment = dict(os.environ)
         if "scripts.compile_ahead" in words:
-            words += ["n_cols=256"]
+            words += ["n_cols=256", "target=gfx942"]
             del environment["TRITON_INTERPRET"]  # under which nothing is compiled
         run = [sys.executable, script, *words]
         done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)

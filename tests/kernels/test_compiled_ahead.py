@@ -12,12 +12,15 @@ from tests.kernels.test_kernels import python
 
 KEPT = ROOT / "results" / "kernels" / "compiled.json"
 KEY = ("target", "kernel", "direction", "launch", "n_cols", "dtype")
-# narrow rows, one row a tile, chunks, rows that are not aligned; RMSNorm, and LayerNorm with all that takes registers
+# one row a tile, chunks, rows that are not aligned; LayerNorm with all that takes registers. For one target
+# also RMSNorm; the rest stands in KEPT, and is compiled by the command that it names.
 CODE = """
 import json
 from scripts.compile_ahead import cases, resources
-kernels = [("rms_norm", False), ("add_layer_norm", True), ("swiglu", False), ("rope", False)]
-print(json.dumps(list(resources({target!r}, cases((256, 4096, 65536, 1002), kernels)))))
+kernels, columns = [("add_layer_norm", True), ("swiglu", False), ("rope", False)], [4096, 65536, 1002]
+if {target!r} == "sm_90":
+    kernels = [("rms_norm", False), *kernels]
+print(json.dumps(list(resources({target!r}, cases(columns, kernels)))))
 """
 
 
@@ -52,7 +55,7 @@ def test_every_kept_size_is_without_waste():
 
 @pytest.mark.seconds(20)
 def test_compiles_without_waste_and_takes_no_more_than_kept(compiled):
-    assert len(compiled) > 30
+    assert len(compiled) >= 2 * 3 * 7
     assert_no_waste(compiled)
     version = json.loads(KEPT.read_text())["environment"]["versions"]["triton"]
     if version != triton.__version__:

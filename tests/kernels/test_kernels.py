@@ -51,8 +51,11 @@ def test_interpreter_rounds_bfloat16():
 
 
 @each_kernel
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(shape, dtype) for shape in SHAPES for dtype in (DTYPES if shape[-1] < 2000 else DTYPES[::2])],
+    ids=str,
+)
 def test_as_good_as_twin(name, shape, dtype):
     # two columns are always ±1 once normalised: dx is then what eps leaves of the difference of equal terms
     options = {"eps": 0.5} if name in NORMS and shape[-1] == 2 else {}
@@ -88,7 +91,7 @@ def test_far_from_zero(name, dtype, n_cols):
 
 @each_kernel
 def test_gradcheck(name):
-    inputs = INPUTS[name](name, 3, 6)
+    inputs = INPUTS[name](name, 2, 4) if name == "rope" else INPUTS[name](name, 3, 6)
     keys = list(inputs)
     fused = lambda *leaves: call(kernels, name, dict(zip(keys, leaves, strict=True)))  # noqa: E731
     assert torch.autograd.gradcheck(fused, [t.requires_grad_() for t in inputs.values()])
@@ -211,7 +214,7 @@ def test_empty_batch(name, shape):
 
 @each_kernel
 def test_deterministic(name):
-    inputs = INPUTS[name](name, 11, 2050, dtype=torch.float32)
+    inputs = INPUTS[name](name, 40, 300, dtype=torch.float32)
     first = run(kernels, name, inputs)
     for _ in range(2):
         equal(run(kernels, name, inputs), first)
@@ -268,8 +271,11 @@ def test_func_transforms_are_refused(name):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's tracer and Inductor raise their own
-@each_kernel
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [(name, backend) for name in INPUTS for backend in ("eager", "aot_eager", "inductor")
+     if backend != "inductor" or name in ("layer_norm", "add_rms_norm", "swiglu", "rope")],
+)  # fmt: skip
 def test_compiles_whole(name, backend):
     torch.compiler.reset()
     compiled = torch.compile(call, fullgraph=True, backend=backend)

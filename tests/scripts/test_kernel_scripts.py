@@ -56,8 +56,8 @@ def last(iterator):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, while it compiles
 def test_benchmark(tmp_path, monkeypatch, quick):
-    monkeypatch.setattr(bench_kernels, "VOLUME", 2**21)
-    sizes = [(1024, 2048), (2, 96)]
+    monkeypatch.setattr(bench_kernels, "VOLUME", 2**17)
+    sizes = [(64, 2048), (2, 96)]
     rows = last(bench_kernels.run(["rms_norm", "swiglu"], sizes, "fp32", "cpu", seconds=600))
     assert len(rows) == 2 * len(sizes) * 2 * len(bench_kernels.IMPLEMENTATIONS)
     for row in rows:
@@ -67,7 +67,7 @@ def test_benchmark(tmp_path, monkeypatch, quick):
         moved = Case(row["kernel"], row["n_rows"], row["n_cols"], "fp32").n_bytes(row["direction"])
         assert (row["ms"], row["ms_p10"], row["ms_p90"]) == (2.0, 1.5, 3.0)
         assert row["gb_per_s"] == round(moved / 2e6, 1)
-        assert row["fraction_of_copy"] == pytest.approx(1, abs=2e-3)
+        assert row["fraction_of_copy"] == pytest.approx(1, abs=0.02)
         assert (row["host_us"] is None) == (row["implementation"] == "compiled")
     kernel_cases.write(tmp_path / "bench.json", rows)
     assert read(tmp_path / "bench.json") == rows
