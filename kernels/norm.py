@@ -1,8 +1,8 @@
 """RMSNorm and LayerNorm over the last axis, fused, each also with the residual add before it.
 
 The two norms differ by CENTER alone. A row as wide as registers hold is read once, several narrow rows to a program; a
-wider one goes in chunks of columns, read twice. An absent residual, parameter or gradient
-is a None pointer: Triton compiles one variant per combination, free of dead work.
+wider one goes in chunks of columns, read twice. An absent residual, parameter or gradient is a None pointer: Triton
+compiles one variant per combination, free of dead work.
 """
 
 import functools

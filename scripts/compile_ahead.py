@@ -38,17 +38,8 @@ KERNELS = [
     ("swiglu", False), ("rope", False),
 ]  # fmt: skip
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-READ = (
-    "x_ptr",
-    "r_ptr",
-    "h_ptr",
-    "dy_ptr",
-    "dh_ptr",
-    "gate_ptr",
-    "up_ptr",
-    "q_ptr",
-    "k_ptr",
-)  # of (M, N); h is written in the forward
+# arguments of (M, N) elements that are read (but h, which a forward writes)
+READ = {f"{name}_ptr" for name in ("x", "r", "h", "dy", "dh", "gate", "up", "q", "k")}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 

@@ -12,15 +12,15 @@ from tests.kernels.test_kernels import python
 
 KEPT = ROOT / "results" / "kernels" / "compiled.json"
 KEY = ("target", "kernel", "direction", "launch", "n_cols", "dtype")
-# one row a tile, chunks, rows that are not aligned; LayerNorm with all that takes registers. For one target
-# also RMSNorm; the rest stands in KEPT, and is compiled by the command that it names.
+# one row a tile, chunks, rows that are not aligned; LayerNorm with all that takes registers. For one target also RMSNorm
+# and LayerNorm's other widths; the rest stands in KEPT, and is compiled by the command that it names.
 CODE = """
 import json
 from scripts.compile_ahead import cases, resources
-kernels, columns = [("add_layer_norm", True), ("swiglu", False), ("rope", False)], [4096, 65536, 1002]
+some = cases([4096, 65536, 1002], [("add_layer_norm", True), ("swiglu", False), ("rope", False)])
 if {target!r} == "sm_90":
-    kernels = [("rms_norm", False), *kernels]
-print(json.dumps(list(resources({target!r}, cases(columns, kernels)))))
+    some += cases([4096, 65536, 1002], [("rms_norm", False)]) + cases([256, 1024, 8192], [("add_layer_norm", True)])
+print(json.dumps(list(resources({target!r}, some))))
 """
 
 

@@ -18,7 +18,7 @@ from tests.kernels.twins import DTYPES, INPUTS, NORMS, assert_as_good_as_twin, c
 pytestmark = pytest.mark.usefixtures("bfloat16_rounds_to_nearest")
 
 # one element; odd; one short of a tile; a row per tile; leading axes; wide; several tiles; more tiles than programs
-SHAPES = [(4,), (1, 2), (3, 2), (1, 4), (3, 38), (1, 1022), (5, 64), (2, 3, 100), (3, 4098), (64, 32), (11, 2050)]
+SHAPES = [(4,), (1, 1), (3, 1), (1, 4), (3, 37), (1, 1023), (5, 64), (2, 3, 100), (3, 4097), (64, 32), (11, 2050)]
 
 each_kernel = pytest.mark.parametrize("name", INPUTS)
 each_norm = pytest.mark.parametrize("name", NORMS)
@@ -51,15 +51,12 @@ def test_interpreter_rounds_bfloat16():
 
 
 @each_kernel
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [(shape, dtype) for shape in SHAPES for dtype in (DTYPES if shape[-1] < 2000 else DTYPES[::2])],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_as_good_as_twin(name, shape, dtype):
-    # two columns are always ±1 once normalised: dx is then what eps leaves of the difference of equal terms
-    options = {"eps": 0.5} if name in NORMS and shape[-1] == 2 else {}
-    # where float64 is the truth too, what is left is the order of sums of up to 4098 terms
+    # a lone column is its own norm: dx is what eps leaves of the difference of two equal terms
+    options = {"eps": 0.5} if name in NORMS and shape[-1] == 1 else {}
+    # where float64 is the truth too, what is left is the order of sums of up to 4097 terms
     slack = 8 if dtype == torch.float64 else 1
     assert_as_good_as_twin(name, INPUTS[name](name, *shape, dtype=dtype), slack=slack, **options)
 

@@ -36,9 +36,9 @@ def swiglu_inputs(name, *shape, dtype=torch.float64):
 
 
 def rope_inputs(name, *shape, dtype=torch.float64):
-    """(..., T, D) -> q of three heads, k of one, in the layout that a projection leaves them in."""
+    """(..., T, D) -> q of three heads, k of one, in the layout of a projection; D is rounded up to an even number."""
     *batch, n_time, width = (1,) * max(0, 2 - len(shape)) + shape
-    b = torch.Size(batch).numel()
+    b, width = torch.Size(batch).numel(), width + width % 2
     q, k = (draw(b, n_time, heads, width, seed=heads, dtype=dtype).transpose(1, 2) for heads in (3, 1))
     return {"q": q, "k": k}
 
