@@ -12,8 +12,8 @@ from tests.kernels.test_kernels import python
 
 KEPT = ROOT / "results" / "kernels" / "compiled.json"
 KEY = ("target", "kernel", "direction", "launch", "n_cols", "dtype")
-# one row a tile, chunks, rows that are not aligned; LayerNorm with all that takes registers. For one target also RMSNorm
-# and LayerNorm's other widths; the rest stands in KEPT, and is compiled by the command that it names.
+# one row a tile, chunks, rows that are not aligned; LayerNorm with all that takes registers. For one target also
+# RMSNorm and LayerNorm's other widths; the rest stands in KEPT, and is compiled by the command that it names.
 CODE = """
 import json
 from scripts.compile_ahead import cases, resources
