@@ -1,5 +1,7 @@
 """The kernels inside DDP and FSDP2, two processes on gloo: the gradients of one process with the whole batch."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -48,7 +50,9 @@ def process(rank, kind, store):
     weight = model.final_norm.weight  # sharded
     with pytest.raises(TypeError, match=r"weight is a DTensor.*kernels=torch"):
         kernels.rms_norm(DTensor.to_local(weight)[None], weight)
+    dist.barrier()  # whoever leaves first would close the connections of the other
     dist.destroy_process_group()
+    os._exit(0)  # all is asserted; at exit gloo's threads, ended by the interpreter, now and then abort the process
 
 
 def test_ddp_and_fsdp2(tmp_path):
