@@ -9,28 +9,33 @@ import os
 import shlex
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
+from rich.text import Text
 
-from compare.report import compare_pair, comparison_sentences, print_summary
-from compare.runs import load_run
-from compare.stats import loss_gap, paired_ratios
+from compare.comparison import compare
+from compare.report import comparison_rows, console, shown, summary_table, write_comparison
+from compare.runs import load_run, siblings
+from compare.stats import gap, paired_ratios
 from configs.cli import command
 from configs.schema import Config
 from data.loader import TrainBatches, batch_hash, eval_blocks
 from data.tokens import TokenData, open_tokens
 from errors import UserError
+from model.config import NormKind
 from training.device import make_deterministic, settle
+from training.environment import command as typed_command
 from training.environment import describe
-from training.folder import check_data, check_folder, claimed, finished_summary, folder_of, write_json
+from training.folder import check_data, check_folder, claimed, finished_summary, folder_of
 from training.optim import parameter_groups
 from training.run import Diverged, Run, resume
 from training.stop import StopSignal
 from training.terminal import Screen
 from training.timing import forget_process_peak, process_peak_mib
-from training.tracker import wandb_mode
+from training.tracker import Tracker, wandb_mode
 
 HASHED_STEPS = (0, 1, 100)
 
@@ -53,7 +58,7 @@ def train(configs: list[Config]) -> float:
     done = [finished_summary(cfg) for cfg in configs]
     if all(done):
         say(f"{' and '.join(cfg.name for cfg in configs)}: finished before")
-        report(done, [folder_of(cfg) for cfg in configs], {})
+        report(configs[0], done, [folder_of(cfg) for cfg in configs])
         return done[0]["val/loss"]
 
     batches, val = build_batches(configs[0], data)
@@ -69,46 +74,58 @@ def train_claimed(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tenso
     if start > cfg.train.last_step:
         raise UserError(f"{runs[0].folder} is at step {start} already, beyond train.stop_at={cfg.train.stop_at}")
     environment = describe(runs[0].device) | {
+        "lockstep": [run.cfg.name for run in runs] if len(runs) > 1 else [],
         "data": {k: v for k, v in data.record.items() if k != "token_bytes"},
         "batch_hashes": {step: batch_hash(*batches(step)) for step in HASHED_STEPS},
     }
     mode = wandb_mode(cfg.wandb.mode)
-    for run in runs:
-        mode = run.open(environment, mode=mode)
-    announce(runs, start)
-
-    statuses = dict.fromkeys(runs, "failed")
-    try:
-        signal = loop(runs, batches, val, start)
-        finished = len(runs[0].losses) == cfg.train.last_step
-        statuses = dict.fromkeys(runs, "finished" if finished else "interrupted")
-    except Diverged as e:
-        statuses = dict.fromkeys(runs, "interrupted") | {e.run: "diverged"}
-        raise
-    except KeyboardInterrupt:
-        statuses = dict.fromkeys(runs, "interrupted")
-        raise
-    finally:
-        peak = process_peak_mib()
-        summaries = [run.close(statuses[run], peak) for run in runs]
-        if cfg.compile == "full":
-            torch.compiler.reset()  # a sweep's next job starts with no compiled code of this one
-    if finished:
-        n_chars = 0 if signal else cfg.train.sample_chars
-        samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
-        report(summaries, [run.folder for run in runs], samples)
-    else:
-        again = resume_command(environment["command"])
-        say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {again}")
+    with ExitStack() as stack:
+        for run in runs:
+            mode = run.open(environment, mode=mode)
+            stack.callback(run.close)
+        announce(runs, start)
+        statuses = dict.fromkeys(runs, "failed")
+        try:
+            signal = loop(runs, batches, val, start)
+            finished = len(runs[0].losses) == cfg.train.last_step
+            statuses = dict.fromkeys(runs, "finished" if finished else "interrupted")
+        except Diverged as e:
+            statuses = dict.fromkeys(runs, "interrupted") | {e.run: "diverged"}
+            raise
+        except KeyboardInterrupt:
+            statuses = dict.fromkeys(runs, "interrupted")
+            raise
+        finally:
+            peak = process_peak_mib()
+            summaries = [run.summarize(statuses[run], peak) for run in runs]
+            if cfg.compile == "full":
+                torch.compiler.reset()  # a sweep's next job starts with no compiled code of this one
+        if finished:
+            n_chars = 0 if signal else cfg.train.sample_chars
+            samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
+            report(cfg, summaries, [run.folder for run in runs], samples, runs[0].tracker)
+    if not finished:
+        say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {resume_command()}")
     if signal:
         sys.exit(128 + signal)
     return summaries[0]["val/loss"]
 
 
-def resume_command(command: str) -> str:
-    """What continues the run of `command`; a sweep resumes by itself."""
-    words = [word for word in shlex.split(command) if word not in ("overwrite=true", "resume=true")]
+def words_typed() -> list[str]:
+    """The command line, without what says how to treat a run of the same name."""
+    return [word for word in shlex.split(typed_command()) if word not in ("overwrite=true", "resume=true")]
+
+
+def resume_command() -> str:
+    """What continues this run; a sweep resumes by itself."""
+    words = words_typed()
     return shlex.join(words if "-m" in words else [*words, "resume=true"])
+
+
+def sibling_command(cfg: Config) -> str:
+    """What trains the run that differs from this one in the norm alone."""
+    other = next(norm for norm in (NormKind.layernorm, NormKind.rmsnorm) if norm != cfg.model.norm.kind)
+    return shlex.join([*(w for w in words_typed() if not w.startswith(("norm=", "name="))), f"norm={other}"])
 
 
 def build_batches(cfg: Config, data: TokenData) -> tuple[TrainBatches, tuple[torch.Tensor, torch.Tensor]]:
@@ -174,28 +191,52 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
 
 
 def compare_live(candidate: Run, baseline: Run, step: int) -> None:
-    """Records on the candidate how far it lies from its twin so far, by the definitions of the final summary."""
+    """Records on the candidate how far it lies from its twin so far, by the definitions of the final comparison."""
     cfg = candidate.cfg
-    a, b = (np.array(run.losses) for run in (baseline, candidate))
-    gap = loss_gap(a, b, warmup=cfg.optim.warmup, tolerance=cfg.compare.tolerance)
-    if gap is None:
+    apart = np.subtract(candidate.losses, baseline.losses)[cfg.optim.warmup :]
+    so_far = gap(apart, tolerance=cfg.compare.tolerance)
+    if so_far is None:
         return
     ratios = paired_ratios(np.array(baseline.step_ms), np.array(candidate.step_ms))
     record = {"step": step, "tokens": step * cfg.train.batch_size * cfg.model.block_size}
-    record |= {"compare/gap": gap.gap, "compare/gap_abs": gap.gap_abs, "compare/overlap": gap.overlap}
+    record |= {"compare/gap": so_far.gap, "compare/gap_abs": so_far.gap_abs, "compare/overlap": so_far.overlap}
     if len(ratios):
         record["compare/step_time_ratio"] = float(np.median(ratios))
     candidate.tracker.log([record])
 
 
-def report(summaries: list[dict], folders: list[Path], samples: dict[str, str]) -> None:
-    """The table a run ends with, what separates it from its twin, and a sample of each one's writing."""
-    sentences = []
-    if len(folders) == 2:
-        comparison = compare_pair(*map(load_run, folders))
-        write_json(folders[0] / "compare.json", comparison)
-        sentences = comparison_sentences(comparison)
-    print_summary(summaries, sentences, samples, folders)
+def report(
+    cfg: Config, summaries: list[dict], folders: list[Path], samples: dict | None = None, tracker: Tracker | None = None
+) -> None:
+    """The table a run ends with, what separates it from its twin, or else from finished siblings, and its writing.
+
+    The comparison goes into the run's folder, and on its W&B page.
+    """
+    others = folders[1:] or (siblings(folders[0]) if cfg.compare.report else [])
+    result = compare([load_run(folder) for folder in (*others, folders[0])], last_only=True) if others else None
+    parts = [shown(result) if result else summary_table(summaries)]
+    if cfg.compare.report and not others:
+        parts.append(f"\nno finished sibling to compare with; this trains one:\n  {sibling_command(cfg)}")
+    for label, sample in (samples or {}).items():
+        parts += [Text(f"\n{label} writes:", style="bold"), Text(sample)]
+    console().print(*parts, Text(f"\nruns: {' '.join(map(str, folders))}"), sep="\n")
+    if result:
+        written = write_comparison(result, folders[0], figures=cfg.compare.report)
+        console().print(f"comparison: {written[-1]}")
+        if tracker and cfg.compare.report:
+            tracker.attach(comparison_rows(result), *written[-2:])
+
+
+def report_sweep(group: str, runs_dir: Path, folders: list[Path], wandb: dict) -> None:
+    """One comparison over all runs of a sweep that ended, into runs_dir/GROUP and onto a W&B run of its own."""
+    runs = [run for run in map(load_run, folders) if run.status in ("finished", "diverged")]
+    runs.sort(key=lambda run: run.config["against"] is not None)  # baselines first
+    if len(runs) < 2:
+        return say("fewer than two runs of the sweep have ended: nothing to compare")
+    result = compare(runs) | {"command": typed_command()}
+    console().print(shown(result))
+    written = write_comparison(result, runs_dir / group)
+    console().print(f"comparison: {written[-1]}")
 
 
 main = command(train)

@@ -1,13 +1,37 @@
-"""Reading run folders and summing them up."""
+"""Reading run folders (config.yaml, metrics.jsonl), be the runs finished, unfinished or killed amid a line."""
 
+import contextlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import yaml
 
+from errors import UserError
+
 FINAL_SHARE = 0.1  # of the steps, whose mean is the final training loss: single batches are noisy
+
+# keys that may differ between a run and its resumption: they do not shape its numbers
+FREE_KEYS = {
+    "checkpoint",
+    "compare",
+    "train.log_every",
+    "train.sample_chars",
+    "resume",
+    "overwrite",
+    "force",
+    "runs_dir",
+    "name",
+    "wandb",
+    "train.stop_at",
+    "data.path",
+    "data.cache_dir",
+}
+SEED_KEYS = ("seed", "data_seed")
+SIBLING_KEYS = ("model.norm.kind", "model.placement")
+COMMIT = "environment.commit"
 
 
 @dataclass
@@ -16,6 +40,10 @@ class RunRecord:
 
     folder: Path
     config: dict
+    environment: dict
+    """environment.json; empty where it is missing or damaged."""
+    summary: dict
+    """summary.json; empty where there is none."""
     step: np.ndarray
     loss: np.ndarray
     """Training loss, nats per token."""
@@ -24,6 +52,8 @@ class RunRecord:
     val_step: np.ndarray
     val_loss: np.ndarray
     val_bpb: np.ndarray
+    damaged_line: int | None = None
+    """Line of metrics.jsonl that cannot be read and is not a torn last one: the curves end there."""
 
     @property
     def label(self) -> str:
@@ -37,45 +67,164 @@ class RunRecord:
     def warmup(self) -> int:
         return self.config["optim"]["warmup"]
 
+    @property
+    def last_step(self) -> int:
+        return int(self.step[-1]) if len(self.step) else 0
+
+    @property
+    def status(self) -> str:
+        """finished, interrupted, diverged or failed, as the run said when it ended; unfinished where it did not."""
+        return self.summary.get("status", "unfinished")
+
+    @property
+    def diverged_at(self) -> int | None:
+        """The step whose loss or gradient was not finite."""
+        bad = np.flatnonzero(~np.isfinite(self.loss))
+        if len(bad):
+            return int(self.step[bad[0]])
+        return self.last_step if self.status == "diverged" else None
+
+    @property
+    def seeds(self) -> tuple:
+        return tuple(self.config.get(key) for key in SEED_KEYS)
+
+    @cached_property
+    def settings(self) -> dict:
+        """What makes the run's numbers, by dotted key: configuration without names and paths, text, machine, code."""
+        settings = {
+            key: value
+            for key, value in flat(self.config).items()
+            if not {key, key.split(".")[0]} & FREE_KEYS and key != "against"
+        }
+        made_on = self.environment
+        return settings | {
+            "data.corpus": made_on.get("data", {}).get("corpus_sha256"),
+            "environment.device": made_on.get("device"),
+            "environment.torch": made_on.get("versions", {}).get("torch"),
+            COMMIT: made_on.get("git_commit"),
+        }
+
+    @property
+    def same_batches(self) -> tuple | None:
+        """Equal for runs that took the same batches; None where that is not on record."""
+        hashes = self.environment.get("batch_hashes")
+        return hashes and (self.seeds[1], self.tokens_per_step, *sorted(hashes.items()))
+
+    @cached_property
+    def seconds(self) -> np.ndarray:
+        """Seconds of training after each step; steps that warm a process up (compilation) count as the median step."""
+        timed = np.isfinite(self.step_ms)
+        if not timed.any():
+            return np.full(len(self.step_ms), np.nan)
+        return np.cumsum(np.where(timed, self.step_ms, np.median(self.step_ms[timed]))) / 1e3
+
 
 def run_label(config: dict) -> str:
     """What tells a run from its twin."""
     return f"{config['model']['norm']['kind']}-{config['model']['placement']}"
 
 
-def read_metrics(path: Path) -> list[dict]:
-    """Records of a metrics.jsonl; a last line that a killed writer tore off is left out."""
-    if not path.exists():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
-    return records
+def flat(config: dict, prefix: str = "") -> dict:
+    """Nested values by dotted key."""
+    items = {}
+    for key, value in config.items():
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return items
 
 
-def _column(records: list[dict], key: str) -> np.ndarray:
-    return np.array([np.nan if r.get(key) is None else r[key] for r in records], dtype=float)
+def is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").exists()
 
 
 def load_run(folder: Path) -> RunRecord:
-    """Reads FOLDER/config.yaml and metrics.jsonl; FileNotFoundError where the folder holds no run."""
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    records = read_metrics(folder / "metrics.jsonl")
-    trained = [r for r in records if "train/loss" in r]
-    evaluated = [r for r in records if "val/loss" in r]
+    """Reads a run's folder; UserError where it holds no run. A last line that a killed writer tore off is left out."""
+    config = read_config(folder)
+    records, damaged = read_records(folder / "metrics.jsonl")
+    trained = [(r["step"], r["train/loss"], r.get("time/step_ms")) for r in records if "train/loss" in r]
+    evaluated = [(r["step"], r["val/loss"], r.get("val/bpb")) for r in records if "val/loss" in r]
+    step, loss, step_ms = np.array(trained, dtype=float).reshape(-1, 3).T  # null becomes NaN
+    val_step, val_loss, val_bpb = np.array(evaluated, dtype=float).reshape(-1, 3).T
     return RunRecord(
         folder=folder,
         config=config,
-        step=_column(trained, "step").astype(int),
-        loss=_column(trained, "train/loss"),
-        step_ms=_column(trained, "time/step_ms"),
-        val_step=_column(evaluated, "step").astype(int),
-        val_loss=_column(evaluated, "val/loss"),
-        val_bpb=_column(evaluated, "val/bpb"),
+        environment=_read_json(folder / "environment.json"),
+        summary=_read_json(folder / "summary.json"),
+        step=step.astype(int),
+        loss=loss,
+        step_ms=step_ms,
+        val_step=val_step.astype(int),
+        val_loss=val_loss,
+        val_bpb=val_bpb,
+        damaged_line=damaged,
     )
+
+
+def read_records(path: Path) -> tuple[list[dict], int | None]:
+    """The records of a metrics.jsonl up to the first that is damaged, and its line, unless a writer tore the last."""
+    if not path.exists():
+        return [], None
+    lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
+    try:
+        records = json.loads(f"[{','.join(lines)}]")  # twice as fast as one by one
+        if all(type(record) is dict and "step" in record for record in records):
+            return records, None
+    except ValueError:
+        pass
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            record["step"]
+        except (ValueError, TypeError, KeyError):
+            return records, number if number < len(lines) else None
+        records.append(record)
+    return records, None
+
+
+def read_config(folder: Path) -> dict:
+    """config.yaml of a run; UserError where the folder holds none, or one that cannot be read."""
+    if not is_run(folder):
+        inside = [f.name for f in sorted(folder.glob("*")) if is_run(f)] if folder.is_dir() else []
+        hint = f"; runs in it: {', '.join(inside[:5])}{' ...' if len(inside) > 5 else ''}" if inside else ""
+        raise UserError(f"{folder} is no run: it has no config.yaml{hint}")
+    try:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), Loader=loader)
+        run_label(config), config["train"]["batch_size"], config["model"]["block_size"], config["optim"]["warmup"]
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as e:
+        raise UserError(f"{folder}/config.yaml is damaged: it is not the configuration of a run") from e
+    return config
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def siblings(folder: Path) -> list[Path]:
+    """Finished runs beside `folder` whose settings differ from its own in exactly one of norm and placement.
+
+    Where there are any, also those that differ from it or from them by seeds: what a verdict is made of.
+    """
+    ours, found = settings_of(folder), {}
+    for other in sorted(folder.parent.glob("*")):
+        if other != folder and is_run(other) and _read_json(other / "summary.json").get("status") == "finished":
+            with contextlib.suppress(UserError):
+                theirs = settings_of(other)
+                found[other] = {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
+    if not any(len(keys) == 1 and keys <= set(SIBLING_KEYS) for keys in found.values()):
+        return []
+    return [other for other, keys in found.items() if any(keys <= {key, *SEED_KEYS} for key in SIBLING_KEYS)]
+
+
+def settings_of(folder: Path) -> dict:
+    """The settings of a run, whatever it ran on, without reading its curves."""
+    nothing = np.zeros(0)
+    run = RunRecord(folder, read_config(folder), _read_json(folder / "environment.json"), {}, *[nothing] * 6)
+    return {key: value for key, value in run.settings.items() if not key.startswith("environment.")}
 
 
 def summarize(run: RunRecord) -> dict:
@@ -88,7 +237,7 @@ def summarize(run: RunRecord) -> dict:
     )  # else it is an earlier model's
     return {
         "label": run.label,
-        "step": int(run.step[-1]) if len(run.step) else 0,
+        "step": run.last_step,
         "train/loss": float(tail.mean()) if len(tail) else None,
         "val/loss": float(run.val_loss[-1]) if evaluated else None,
         "val/bpb": float(run.val_bpb[-1]) if evaluated else None,

@@ -1,17 +1,29 @@
-"""How far two loss curves lie apart, and how their step times compare, each with the interval that its noise allows."""
+"""How far loss curves lie apart, over steps and over seeds, and how step times compare, each with its interval.
+
+Within one pair of runs the noise is that of the steps, autocorrelated; it describes that pair. What describes two norms
+is the spread over seeds: bands and verdicts come from there alone. scipy is imported where a quantile is needed.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 MIN_POINTS = 250  # below this the interval for the gap does not cover what it says
+MIN_PAIRS = 20  # of steps; the same for the ratio of step times
 COSINE_TERMS = 8
 T_8 = 2.306004  # 97.5 % quantile of Student's t with 8 degrees of freedom
+POWER = 0.8
+MOST_SEEDS = 1000  # a verdict that needs more is not in reach
+
+EQUIVALENT, DIFFERENT, UNDECIDED = "equivalent", "different", "not enough seeds"
+
+
+# one pair of runs, over its steps
 
 
 @dataclass
 class Gap:
-    """Differences d_t = loss_B(t) - loss_A(t) after the learning rate's warm-up, nats per token."""
+    """Differences d_t = loss_B(t) - loss_A(t) after the learning rate's warm-up, in the unit of the losses."""
 
     gap: float
     """Mean of d_t over the last half."""
@@ -31,27 +43,48 @@ class Ratio:
 
     median: float
     interval: tuple[float, float]
-    """95 %, block bootstrap."""
+    """95 %."""
+
+
+def mean_error(d: np.ndarray) -> float:
+    """Standard error, with 8 degrees of freedom, of the mean of an autocorrelated series (n,).
+
+    Square root of the long-run variance over n, the variance estimated by the equal-weighted average of the squares of
+    8 cosine transforms (Lazarus, Lewis, Stock & Watson 2018, eq. 10).
+    """
+    n = len(d)
+    j, t = np.arange(1, COSINE_TERMS + 1)[:, None], np.arange(n)[None, :] + 0.5
+    weights = np.sqrt(2 / n) * np.cos(np.pi * j * t / n)  # (terms, n)
+    return float(np.sqrt(np.mean((weights @ d) ** 2) / n))
 
 
 def mean_interval(d: np.ndarray) -> tuple[float, float] | None:
-    """95 % interval for the mean of an autocorrelated series, or None where it is too short.
+    """95 % interval for the mean of an autocorrelated series (n,), or None under 250 points.
 
-    Equal-weighted cosine estimate of the long-run variance with 8 terms, and t with 8 degrees of freedom
-    (Lazarus, Lewis, Stock & Watson 2018, eq. 10): it holds its coverage for AR(1) noise up to about 0.95 at n = 1000.
+    Student's t with 8 degrees of freedom times `mean_error`: for AR(1) noise up to about 0.95 at n = 1000 it covers
+    what it says.
     """
-    n = len(d)
-    if n < MIN_POINTS:
+    if len(d) < MIN_POINTS:
         return None
-    j, t = np.arange(1, COSINE_TERMS + 1)[:, None], np.arange(n)[None, :] + 0.5
-    weights = np.sqrt(2 / n) * np.cos(np.pi * j * t / n)  # (terms, n)
-    half = T_8 * np.sqrt(np.mean((weights @ d) ** 2) / n)
+    half = T_8 * mean_error(d)
     return float(d.mean() - half), float(d.mean() + half)
 
 
-def loss_gap(loss_a: np.ndarray, loss_b: np.ndarray, *, warmup: int, tolerance: float) -> Gap | None:
-    """Compares the curves (n,) of A and B, step by step on the same batches; None where no step lies after warm-up."""
-    d = (loss_b - loss_a)[warmup:]
+def median_interval(x: np.ndarray) -> tuple[float, float] | None:
+    """95 % interval for the median of an autocorrelated series (n,), or None under 20 points.
+
+    The quantiles at 1/2 plus and minus the error of the share below the median (Woodruff 1952), that error being the
+    `mean_error` of the indicator series: outliers count for no more than their side, and slow swings widen it.
+    """
+    if len(x) < MIN_PAIRS:
+        return None
+    half = T_8 * mean_error((x <= np.median(x)).astype(float) - 0.5)
+    low, high = np.quantile(x, [max(0.5 - half, 0), min(0.5 + half, 1)])
+    return float(low), float(high)
+
+
+def gap(d: np.ndarray, *, tolerance: float) -> Gap | None:
+    """Sums up the differences d_t (n,) after warm-up; None where none is finite."""
     d = d[np.isfinite(d)]
     if not len(d):
         return None
@@ -72,19 +105,121 @@ def paired_ratios(ms_a: np.ndarray, ms_b: np.ndarray) -> np.ndarray:
     return np.exp(log_ratio[: len(log_ratio) // 2 * 2].reshape(-1, 2).mean(axis=1))
 
 
-def step_time_ratio(ms_a: np.ndarray, ms_b: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Ratio | None:
-    """Median of the paired ratios with its interval, or None under 8 pairs.
-
-    Percentiles of a circular block bootstrap (Politis & Romano 1992): blocks of n^(1/3) pairs keep together what a
-    busy machine does to neighbouring steps.
-    """
+def step_time_ratio(ms_a: np.ndarray, ms_b: np.ndarray) -> Ratio | None:
+    """Median of the paired ratios with its interval, or None under 20 pairs."""
     ratios = paired_ratios(ms_a, ms_b)
-    n = len(ratios)
-    if n < 8:
+    interval = median_interval(ratios)
+    return interval and Ratio(float(np.median(ratios)), interval)
+
+
+def first_reached(x: np.ndarray, loss: np.ndarray, target: float) -> float | None:
+    """Where a curve, `loss` over `x`, both (n,), first comes down to `target`, on straight lines; None where never."""
+    below = np.flatnonzero(loss <= target)
+    if not len(below):
         return None
-    length = round(n ** (1 / 3))
-    rng = np.random.default_rng(seed)
-    starts = rng.integers(n, size=(resamples, -(-n // length)))
-    picked = (starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :n] % n
-    low, high = np.percentile(np.median(ratios[picked], axis=1), [2.5, 97.5])
-    return Ratio(float(np.median(ratios)), (float(low), float(high)))
+    i = below[0]
+    if i == 0:
+        return float(x[0])
+    share = (loss[i - 1] - target) / (loss[i - 1] - loss[i])
+    return float(x[i - 1] + share * (x[i] - x[i - 1]))
+
+
+# many runs, over their seeds
+
+
+@dataclass
+class Difference:
+    """Mean over seeds of B minus mean of A, and what its error is; arrays where the values were curves."""
+
+    mean: np.ndarray
+    error: np.ndarray
+    """Standard error of `mean`."""
+    df: np.ndarray
+    """Degrees of freedom of `error`."""
+
+    def half_width(self, level: float) -> np.ndarray:
+        """Half of the central interval that holds the true difference with probability `level`, for normal noise."""
+        from scipy.stats import t
+
+        return t.ppf(0.5 + level / 2, self.df) * self.error
+
+    def interval(self, level: float) -> tuple[float, float]:
+        half = self.half_width(level)
+        return float(self.mean - half), float(self.mean + half)
+
+
+def difference(a: np.ndarray, b: np.ndarray, *, paired: bool) -> Difference | None:
+    """B minus A over seeds, the first axis: (n_a, ...) and (n_b, ...); None where a spread cannot be had.
+
+    Paired, row i of both is one seed: Student's error of the mean of the differences, n - 1 degrees of freedom (Student
+    1908). Else the two variances add, with the degrees of freedom of Welch (1947).
+    """
+    if min(len(a), len(b)) < 2:
+        return None
+    if paired:
+        d = b - a
+        n = len(d)
+        return Difference(d.mean(axis=0), d.std(axis=0, ddof=1) / np.sqrt(n), np.full(d.shape[1:], n - 1.0))
+    va, vb = a.var(axis=0, ddof=1) / len(a), b.var(axis=0, ddof=1) / len(b)
+    total = va + vb
+    with np.errstate(invalid="ignore"):  # curves that agree to the bit have no variance
+        df = np.where(total > 0, total**2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1)), len(a) + len(b) - 2.0)
+    return Difference(b.mean(axis=0) - a.mean(axis=0), np.sqrt(total), df)
+
+
+def overlap(curves: Difference) -> float:
+    """Share of points where the seeds' noise alone could have made the difference: |mean| <= t_95% x error."""
+    return float(np.mean(np.abs(curves.mean) <= curves.half_width(0.95)))
+
+
+def verdict(final: Difference, margin: float) -> str:
+    """What the 90 % interval says: inside +-margin "equivalent", outside "different", else "not enough seeds".
+
+    Two one-sided tests at 5 % (Schuirmann 1987); "different" is the same with the hypotheses exchanged, so that either
+    word is wrong at most one time in twenty.
+    """
+    low, high = final.interval(0.90)
+    if -margin < low and high < margin:
+        return EQUIVALENT
+    return DIFFERENT if low > margin or high < -margin else UNDECIDED
+
+
+def verdict_power(n: int, *, mean: float, sd: float, margin: float) -> tuple[float, float]:
+    """Probabilities of "equivalent" and of "different" with n seeds, were the true difference `mean`.
+
+    `sd` is that of the paired differences, or of the difference of two single runs where unpaired. Exact for normal,
+    paired noise: the normal probability given the estimated spread, averaged over that spread's chi distribution (Owen
+    1965; Phillips 1990 for the two one-sided tests). Unpaired it is a little low: Welch has n - 1 degrees of freedom or
+    more.
+    """
+    from scipy.stats import chi2, norm, t
+
+    df = n - 1
+    shares = (np.arange(2000) + 0.5) / 2000
+    spread = np.sqrt(chi2.ppf(shares, df) / df)  # estimated over true sd
+    reach = t.ppf(0.95, df) * spread
+    scale = np.sqrt(n) / sd
+    below, above = (margin - mean) * scale - reach, (-margin - mean) * scale + reach
+    equivalent = np.clip(norm.cdf(below) - norm.cdf(above), 0, None).mean()
+    outside = norm.sf((margin - mean) * scale + reach) + norm.cdf((-margin - mean) * scale - reach)
+    return float(equivalent), float(outside.mean())
+
+
+def seeds_needed(mean: float, sd: float, margin: float) -> int | None:
+    """Fewest seeds that give the verdict with power 0.8, were `mean` and `sd` the truth; None beyond 1000."""
+    if sd == 0:
+        return 2 if abs(mean) != margin else None
+
+    def power(n: int) -> float:
+        return max(verdict_power(n, mean=mean, sd=sd, margin=margin))
+
+    if power(MOST_SEEDS) < POWER:
+        return None
+    enough = 2
+    while power(enough) < POWER:
+        enough *= 2
+    low = enough // 2
+    while enough - low > 1:  # power(low) < POWER <= power(enough)
+        middle = (low + enough) // 2
+        low, enough = (low, middle) if power(middle) >= POWER else (middle, enough)
+    return max(enough, 2)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from kernels import glu, norm, rotary
-from scripts.kernel_cases import TORCH, Case, device, table, write
+from scripts.kernel_cases import TORCH, Case, device
 from scripts.options import run_script
+from scripts.results import table, write
 
 ROUNDS, CALLS = 100, 100
 

@@ -19,8 +19,9 @@ import torch._functorch.config
 from errors import UserError
 from scripts import compile_ahead
 from scripts.bench_dispatch import microseconds
-from scripts.kernel_cases import DTYPES, TORCH, Case, liger, read, table, write
+from scripts.kernel_cases import DTYPES, TORCH, Case, liger
 from scripts.options import run_script
+from scripts.results import read, table, write
 
 NAMES = tuple(TORCH)
 VOLUME = 2**26

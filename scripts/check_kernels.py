@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from scripts.kernel_cases import DTYPES, TORCH, Case, device, table, write
+from scripts.kernel_cases import DTYPES, TORCH, Case, device
 from scripts.options import run_script
+from scripts.results import table, write
 
 NAMES = tuple(TORCH)
 # ours to read, odd, and on both sides of every width at which the launch changes

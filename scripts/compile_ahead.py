@@ -21,8 +21,9 @@ from triton.compiler import ASTSource
 from errors import UserError, near
 from kernels import glu, norm, rotary
 from kernels.launch import INTERPRETED, for_amd
-from scripts.kernel_cases import Case, table, write
+from scripts.kernel_cases import Case
 from scripts.options import run_script
+from scripts.results import table, write
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

@@ -1,10 +1,8 @@
 """What the kernel scripts share: each kernel's inputs at one size, the bytes it cannot avoid, and its opponents."""
 
 import importlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +12,6 @@ import kernels
 from errors import UserError
 from kernels import reference
 from kernels.launch import INTERPRETED
-from training.environment import describe
 
 # M rows, N columns; RoPE: M = B·T positions, N = H·D channels of q, with one head of k for each four of q
 
@@ -152,20 +149,6 @@ TENSORS = {
 }
 
 
-def write(path: str, rows: list[dict]) -> None:
-    """Keeps rows of equal keys with command, versions and commit: JSON, a row a line, values in the order of keys."""
-    environment = describe(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    head = {"command": environment.pop("command"), "environment": environment, "keys": list(rows[0])}
-    lines = ",\n".join("  " + json.dumps(list(row.values())) for row in rows)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
-
-
-def read(path: str | Path) -> list[dict]:
-    result = json.loads(Path(path).read_text())
-    return [dict(zip(result["keys"], row, strict=True)) for row in result["rows"]]
-
-
 def device() -> str:
     """Where the kernels can run here."""
     if torch.cuda.is_available():
@@ -173,14 +156,3 @@ def device() -> str:
     if INTERPRETED:
         return "cpu"
     raise UserError("without a GPU the kernels run on CPU tensors only under TRITON_INTERPRET=1: set it and run again")
-
-
-def table(rows: list[list[str]]) -> str:
-    """Rows of text in aligned columns, the first row as the head; numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-    def line(row):
-        cells = (c.ljust(w) if not c[:1].isdigit() else c.rjust(w) for c, w in zip(row, widths, strict=True))
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([line(rows[0]), "  ".join("-" * w for w in widths), *map(line, rows[1:])])

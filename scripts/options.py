@@ -1,13 +1,15 @@
 """key=value options for the scripts, typed by a dataclass and refused with near names, as train.py does it.
 
+A field that is a list takes the words without a key.
+
 The standard library alone: the kernel scripts run where nothing but PyTorch and Triton is installed.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from enum import Enum
-from typing import TypeVar, get_args, get_type_hints
+from typing import TypeVar, get_args, get_origin, get_type_hints
 
 from errors import UserError, near
 
@@ -27,11 +29,19 @@ def run_script(main: Callable[[T], None], schema: type[T], usage: str) -> None:
 
 
 def parse(schema: type[T], args: list[str]) -> T:
-    """`schema` filled from args, each KEY=VALUE; UserError for an unknown key, a wrong type, a missing value."""
-    names, types = [f.name for f in fields(schema)], get_type_hints(schema)
-    given = {}
+    """`schema` filled from args, each KEY=VALUE or, for the field that is a list, a word; paths may hold a = too.
+
+    UserError for an unknown key, a wrong type, a missing value.
+    """
+    types = get_type_hints(schema)
+    names = [name for name, kind in types.items() if get_origin(kind) is not list]
+    words = next((name for name in types if name not in names), None)
+    given = {words: []} if words else {}
     for arg in args:
         key, equals, value = arg.partition("=")
+        if words and key not in names and (not equals or "/" in arg or os.path.exists(arg)):
+            given[words].append(arg)
+            continue
         if not equals:
             raise UserError(f"cannot read {arg!r}; options are written key=value: {', '.join(names)}")
         if key not in names:
@@ -52,5 +62,5 @@ def convert(key: str, value: str, kind: type):
     try:
         return kind(value)
     except ValueError:
-        choices = ", ".join(kind) if issubclass(kind, Enum) else f"{'an integer' if kind is int else kind.__name__}"
-        raise UserError(f"{key}={value} must be {'one of ' if issubclass(kind, Enum) else ''}{choices}") from None
+        wanted = {int: "an integer", float: "a number"}.get(kind) or f"one of {', '.join(kind)}"
+        raise UserError(f"{key}={value} must be {wanted}") from None

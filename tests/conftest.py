@@ -65,6 +65,7 @@ def small(tmp_path, text_file):
         "model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.block_size=32",
         "train.steps=20", "train.batch_size=4", "train.eval_tokens=512", "train.eval_every=10", "train.log_every=5",
         "optim.warmup=4", "checkpoint.every=0", "train.sample_chars=0", "device=cpu",
+        "compare.report=false",
     ]  # fmt: skip
 
     def compose_small(*overrides: str) -> Config:

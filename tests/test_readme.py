@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from scripts import bench_dispatch, compile_ahead
-from scripts.kernel_cases import read
-from scripts.record import render
+from scripts import bench_dispatch, check_stats, compile_ahead
+from scripts.report import render
+from scripts.results import read
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-KERNEL_TABLES = {
+ROW_TABLES = {
     "results/kernels/compiled.json": lambda rows: compile_ahead.render([r for r in rows if r["target"] == "sm_90"]),
     "results/kernels/dispatch.json": bench_dispatch.render,
+    "results/compare/statistics.json": check_stats.render,
 }
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
@@ -30,6 +31,7 @@ pytestmark = [pytest.mark.xdist_group("readme"), pytest.mark.seconds(30)]
 SHRUNK = [
     "model.n_layer=1", "model.n_head=1", "model.n_embd=16", "model.block_size=16", "train.steps=3",
     "device=cpu", "train.batch_size=2", "train.eval_tokens=256", "train.sample_chars=20", "wandb.mode=disabled",
+    "compare.report=false",
 ]  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def test_make_train_runs_what_the_readme_says(place, train_py):
     assert {f.name for f in (place / "make").glob("[!.]*")} == {"quickstart", "quickstart-layernorm"}
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(results/\S+\.json)`", README)) - set(KERNEL_TABLES)))
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(results/\S+\.json)`", README)) - set(ROW_TABLES)))
 def test_figures_come_from_a_committed_result(name):
     result = json.loads((ROOT / name).read_text())
     assert result["command"] in README
@@ -95,7 +97,7 @@ def test_figures_come_from_a_committed_result(name):
         assert line in README
 
 
-@pytest.mark.parametrize(("name", "shown"), KERNEL_TABLES.items())
+@pytest.mark.parametrize(("name", "shown"), ROW_TABLES.items())
 def test_kernel_figures_come_from_a_committed_result(name, shown):
     """Each line of the table before a result's name is one that its script would print."""
     assert json.loads((ROOT / name).read_text())["command"] in README

@@ -134,7 +134,13 @@ class WandbConfig:
 class CompareConfig:
     tolerance: float = 0.02
     """Losses closer than this, in nats per token, count as overlapping where no seed noise was measured."""
+    margin: float = 0.01
+    """Final validation losses closer than this, in nats per token, count as equivalent."""
+    report: bool = True
+    """At the end, compare with finished siblings too, and write compare.png and report.html."""
 
     def __post_init__(self):
         if self.tolerance < 0:
             raise UserError(f"compare.tolerance={self.tolerance} must not be negative")
+        if self.margin <= 0:
+            raise UserError(f"compare.margin={self.margin} must be more than 0")

@@ -1,11 +1,13 @@
 """What a run ran on: enough to tell whether two runs' times, or bits, may be compared."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -44,6 +46,16 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
+def utc_now() -> str:
+    """Seconds are enough to tell whether two runs ran beside each other."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def machine() -> str:
+    """The same for the same host, without its name."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:12]
+
+
 def command() -> str:
     """What was typed: python train.py ..., or python -m scripts.NAME ..."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -59,9 +71,11 @@ def describe(device: torch.device) -> dict:
         "device": device_name(device),
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
+        "machine": machine(),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": None if status is None else bool(status),
         "command": command(),
+        "started": utc_now(),
     }

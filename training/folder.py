@@ -1,7 +1,6 @@
 """A run's folder: what it is called, when it may be touched, and what of its configuration may change on resume."""
 
 import json
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from compare.runs import FREE_KEYS, flat, is_run
 from errors import UserError
 from training.device import CHOICES
 
@@ -18,45 +18,16 @@ try:
 except ImportError:  # Windows has no such lock
     fcntl = None
 
-# keys that may differ between a run and its resumption
-FREE_KEYS = {
-    "checkpoint",
-    "compare",
-    "train.log_every",
-    "train.sample_chars",
-    "resume",
-    "overwrite",
-    "force",
-    "runs_dir",
-    "name",
-    "wandb",
-    "train.stop_at",
-    "data.path",
-    "data.cache_dir",
-}
-
 
 def plain(cfg) -> dict:
     """A Config as nested plain values: enums become their names."""
     return json.loads(json.dumps(asdict(cfg)))
 
 
-def flat(config: dict, prefix: str = "") -> dict:
-    """Nested values by dotted key."""
-    items = {}
-    for key, value in config.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return items
-
-
 def folder_of(cfg) -> Path:
     if Path(cfg.name).name != cfg.name or cfg.name.startswith("."):
         raise UserError(f"name={cfg.name} must be one folder name; runs_dir says where it goes")
     return Path(cfg.runs_dir) / cfg.name
-
-
-def is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").exists()
 
 
 def check_folder(cfg) -> None:
@@ -164,24 +135,3 @@ def claimed(folders: list[Path]) -> Iterator[None]:
                     f"{folder} is in use by another process; wait for it, or choose another name=NAME"
                 ) from e
         yield
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(f".new-{path.name}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
-
-
-def write_json(path: Path, values: dict) -> None:
-    """Strict JSON: a number that is not finite becomes null."""
-    write_text(path, json.dumps(finite(values), indent=1, allow_nan=False) + "\n")
-
-
-def finite(value):
-    """`value` with None for every float in it that JSON cannot hold."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,14 +8,16 @@ import torch
 import yaml
 from torch import Tensor
 
-from compare.runs import load_run, run_label, summarize
+from compare.runs import is_run, load_run, run_label, summarize
 from data.tokens import TokenData
 from errors import UserError
+from files import write_json, write_text
 from model.gpt import GPT
 from model.init import keyed_generator
 from training import checkpoint
 from training.config import Compile, WandbMode
-from training.folder import folder_of, is_run, plain, with_history, write_json, write_text
+from training.environment import utc_now
+from training.folder import folder_of, plain, with_history
 from training.optim import build_optimizer, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
@@ -55,6 +57,7 @@ class Run:
         self.own_bytes = sum(t.nbytes for t in state.values())  # held between steps, as a twin holds its own
         self.peak_memory_mib: float | None = None
         self.tracker: Tracker | None = None
+        self.summary: dict = {"status": "failed"}  # until it is summed up
 
     @property
     def label(self) -> str:
@@ -249,17 +252,21 @@ class Run:
         curves = load_run(self.folder)
         self.losses, self.step_ms = curves.loss.tolist(), curves.step_ms.tolist()
 
-    def close(self, status: str, process_peak: float | None) -> dict:
-        """Writes summary.json from what was recorded, ends the tracker; returns the summary.
+    def summarize(self, status: str, process_peak: float | None) -> dict:
+        """Writes summary.json from what was recorded, and returns it.
 
         `process_peak`, MiB, is the whole process's and belongs to no run alone; CUDA counts each run's own.
         """
-        summary = {"status": status, "num_params": self.model.num_params(), "peak_memory_mib": self.peak_memory_mib}
-        summary["process_peak_mib"] = None if self.device.type == "cuda" else process_peak
-        summary |= summarize(load_run(self.folder))
-        write_json(self.folder / "summary.json", summary)
-        self.tracker.close(summary, exit_code=0 if status == "finished" else 1)
-        return summary
+        self.summary = {"status": status, "ended": utc_now(), "num_params": self.model.num_params()}
+        self.summary["peak_memory_mib"] = self.peak_memory_mib
+        self.summary["process_peak_mib"] = None if self.device.type == "cuda" else process_peak
+        self.summary |= summarize(load_run(self.folder))
+        write_json(self.folder / "summary.json", self.summary)
+        return self.summary
+
+    def close(self) -> None:
+        """Ends the tracker, once the run is summed up."""
+        self.tracker.close(self.summary, exit_code=0 if self.summary["status"] == "finished" else 1)
 
 
 def resume(runs: list[Run], say=print) -> int:

@@ -45,6 +45,8 @@ class Screen:
         if len(records) == 2:
             parts.append(f"gap {_loss(records[0]) - _loss(records[1]):+.4f}")
         parts.append(" and ".join(f"{_step_ms(rs):.1f}" for rs in records) + " ms/step")
+        if len(records) == 2:
+            parts.append(f"ratio {_step_ms(records[0]) / _step_ms(records[1]):.3f}")
         tokens_per_step = records[0][-1]["tokens"] / step
         parts.append(f"{tokens_per_step / _step_ms(records[0]) * 1e3:,.0f} tokens/s")
         if self.bar:

@@ -7,8 +7,8 @@ import sys
 import uuid
 from pathlib import Path
 
+from files import finite
 from training.config import WandbMode
-from training.folder import finite
 
 INIT_TIMEOUT_S = 5
 

@@ -4,21 +4,19 @@ import json
 
 import numpy as np
 import pytest
-import yaml
 
-from compare.report import compare_pair, comparison_sentences, print_summary
-from compare.runs import load_run, read_metrics, summarize
-
-CONFIG = {
-    "train": {"batch_size": 2},
-    "model": {"block_size": 5, "norm": {"kind": "rmsnorm"}, "placement": "pre"},
-    "optim": {"warmup": 1},
-    "compare": {"tolerance": 0.02},
-}
+from compare.comparison import compare
+from compare.report import console, shown, summary_table
+from compare.runs import load_run, summarize
+from errors import UserError
+from tests.compare.fake_runs import config, write_run
 
 
 @pytest.fixture
 def folder(tmp_path):
+    """Ten steps, the first three of which warm up, and the line that a killed writer tore."""
+    cfg = config("rmsnorm", train__batch_size=2, model__block_size=5, optim__warmup=1)
+    write_run(tmp_path, cfg, np.ones(1))
     records = [{"step": 0, "val/loss": 3.0, "val/bpb": 4.0}]
     records += [
         {"step": s, "train/loss": 3.0 - s / 10, ("time/warmup_ms" if s < 4 else "time/step_ms"): 10.0 * s}
@@ -27,7 +25,6 @@ def folder(tmp_path):
     records += [{"step": 10, "val/loss": 2.0, "val/bpb": 2.5}, {"step": 10, "compare/gap": 0.1}]
     text = "\n".join(json.dumps(r) for r in records)
     (tmp_path / "metrics.jsonl").write_text(text + '\n{"step": 11, "train/lo')
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     return tmp_path
 
 
@@ -36,6 +33,8 @@ def test_load_and_summarize(folder):
     assert run.step.tolist() == list(range(1, 11))
     assert np.isnan(run.step_ms[:3]).all()
     assert run.val_step.tolist() == [0, 10]
+    assert run.damaged_line is None
+    assert run.seconds.tolist() == pytest.approx(np.cumsum([70] * 3 + [*range(40, 101, 10)]) / 1e3)
     summary = summarize(run)
     assert summary["train/loss"] == pytest.approx(2.0)
     assert (summary["val/loss"], summary["val/bpb"], summary["step"]) == (2.0, 2.5, 10)
@@ -53,47 +52,65 @@ def test_the_validation_loss_of_an_earlier_step_is_not_the_final_one(folder):
 
 def test_a_diverged_loss_is_nan(folder):
     (folder / "metrics.jsonl").write_text('{"step": 1, "train/loss": null}\n')
-    assert np.isnan(load_run(folder).loss[0])
+    run = load_run(folder)
+    assert np.isnan(run.loss[0])
+    assert run.diverged_at == 1
 
 
 def test_nothing_recorded(folder):
     (folder / "metrics.jsonl").unlink()
-    assert read_metrics(folder / "metrics.jsonl") == []
     summary = summarize(load_run(folder))
     assert summary["step"] == 0
     assert {v for k, v in summary.items() if k not in ("step", "label")} == {None}
 
 
+@pytest.mark.parametrize("damage", ["{", "null", "[1]", '{"train/loss": 1.0}', "\x00\x00"])
+def test_curves_end_at_a_damaged_line_and_it_is_said(folder, damage):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join([*lines[:6], damage, *lines[6:]]))
+    run = load_run(folder)
+    assert run.last_step == 5
+    assert run.damaged_line == 7
+    other = write_run(folder / "other", config(), np.ones(20))
+    assert any("cannot be read from line 7 on" in note for note in compare([run, load_run(other)])["notes"])
+
+
 def test_no_run(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UserError, match=r"is no run: it has no config\.yaml"):
+        load_run(tmp_path / "missing")
+    write_run(tmp_path / "one", config(), np.ones(3))
+    with pytest.raises(UserError, match=r"no config\.yaml; runs in it: one"):
         load_run(tmp_path)
 
 
-def test_the_printed_words(folder, capsys):
+@pytest.mark.parametrize("content", ["", "{", "a: 1", "- 1", "model: 3", "\xff"])
+def test_a_damaged_configuration_is_said_to_be(folder, content):
+    (folder / "config.yaml").write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match=r"config\.yaml is damaged"):
+        load_run(folder)
+
+
+@pytest.mark.parametrize("name", ["environment.json", "summary.json"])
+@pytest.mark.parametrize("content", ["", "{", "null"])
+def test_a_damaged_record_is_an_absent_one(folder, name, content):
+    (folder / name).write_text(content)
     run = load_run(folder)
-    summary = summarize(run) | {"peak_memory_mib": None, "process_peak_mib": 512.4}
-    comparison = compare_pair(run, run)
-    assert json.loads(json.dumps(comparison)) == comparison
-    assert comparison["gap"] == {"gap": 0.0, "interval": None, "gap_abs": 0.0, "overlap": 1.0, "n_steps": 9}
-    print_summary([summary] * 2, comparison_sentences(comparison), {"b": "text"}, ["runs/b"])
+    assert getattr(run, name.removesuffix(".json")) == {}
+    assert run.settings["optim.lr"] == 1e-3
+
+
+def test_the_printed_words(folder, capsys):
+    summary = summarize(load_run(folder)) | {"peak_memory_mib": None, "process_peak_mib": 512.4}
+    console().print(summary_table([summary] * 2))
     out = capsys.readouterr().out
-    expected = [
-        "2.0000",
-        "peak memory of the process (MiB)",
-        "512",
-        "+0.0000 nats/token (too few steps",
-        "No seed noise measured",
-        "not measured: too few timed",
-    ]
-    for words in (*expected, "rmsnorm-pre minus rmsnorm-pre", "b writes:\ntext", "runs: runs/b"):
+    for words in ("2.0000", "peak memory of the process (MiB)", "512"):
         assert words in out
-
-
-def test_intervals_and_ratio_are_printed():
-    gap = {"gap": -0.0021, "interval": (-0.004, 0.0002), "gap_abs": 0.01, "overlap": 0.9, "n_steps": 700}
-    comparison = {"candidate": "b", "baseline": "a", "tolerance": 0.02, "gap": gap}
-    lines = comparison_sentences(comparison | {"step_time_ratio": {"median": 0.987, "interval": (0.98, 0.99)}})
-    assert any("-0.0021 nats/token (95 % -0.0040 to +0.0002)" in line for line in lines)
-    assert any("0.987 (95 % 0.980 to 0.990)" in line for line in lines)
-    nothing = comparison_sentences(comparison | {"gap": None, "step_time_ratio": None})
-    assert any("no step after" in line for line in nothing)
+    assert "peak memory (MiB)" not in out
+    (folder / "summary.json").write_text(json.dumps(summary))
+    other = write_run(
+        folder / "other", config(train__batch_size=2, model__block_size=5, optim__warmup=1), np.full(20, 2.0)
+    )
+    console().print(shown(compare([load_run(other), load_run(folder)])))
+    out = capsys.readouterr().out
+    for words in ("rmsnorm-pre minus layernorm-pre", "too few steps for an interval", "separate runs"):
+        assert words in out

@@ -6,7 +6,7 @@ import pytest
 import triton
 
 from scripts.compile_ahead import COLUMNS, TARGETS
-from scripts.kernel_cases import read
+from scripts.results import read
 from tests.conftest import ROOT
 from tests.kernels.test_kernels import python
 

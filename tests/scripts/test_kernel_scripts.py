@@ -10,7 +10,8 @@ import torch
 from errors import UserError
 from kernels import reference
 from scripts import bench_dispatch, bench_kernels, check_kernels, compile_ahead, gpu, kernel_cases
-from scripts.kernel_cases import TORCH, Case, read, table
+from scripts.kernel_cases import TORCH, Case
+from scripts.results import read, table
 
 SIZES = [(4, 64), (2, 96)]
 

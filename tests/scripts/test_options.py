@@ -65,6 +65,6 @@ print(sorted(top & {{"hydra", "omegaconf", "tiktoken", "datasets", "wandb", "ric
 
 def test_help():
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.record", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "scripts.compare", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "python -m scripts.record" in done.stdout
+    assert "python -m scripts.compare" in done.stdout

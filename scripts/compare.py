@@ -1,0 +1,60 @@
+"""Compares two or more runs: what differs, how far apart they are, and whether seed noise allows to say so.
+
+python -m scripts.compare RUN RUN... [to=FOLDER] [margin=0.01] [tolerance=0.02]
+
+RUN is a run's folder; the first one's variant is the baseline. Runs that differ by seeds alone are replicates. Prints
+tables and verdicts, and writes compare.json, compare.md, compare.png and report.html: into the folder of the second of
+two runs, into one of the comparison's own for more, or where to= says.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compare.comparison import compare
+from compare.report import console, shown, write_comparison
+from compare.runs import is_run, load_run
+from errors import UserError
+from scripts.options import run_script
+from training.environment import command
+
+
+@dataclass
+class Options:
+    runs: list[str] = field(default_factory=list)
+    to: str | None = None
+    margin: float | None = None
+    tolerance: float | None = None
+
+
+def run_folders(words: list[str]) -> list[Path]:
+    """Folders of runs; those that hold an earlier comparison alone, as runs/* finds them, are passed over."""
+    folders = [Path(word).resolve() for word in words]
+    return [f for f in dict.fromkeys(folders) if is_run(f) or not (f / "compare.json").exists()]
+
+
+def place_of(folders: list[Path]) -> Path:
+    if len(folders) == 2:
+        return folders[1]
+    names = " ".join(sorted(folder.name for folder in folders))
+    return folders[0].parent / f"compare-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
+
+
+def main(options: Options) -> None:
+    folders = run_folders(options.runs)
+    if len(folders) < 2:
+        raise UserError(f"give two runs or more, like runs/A runs/B; got {' '.join(options.runs) or 'none'}")
+    for name in ("margin", "tolerance"):
+        if getattr(options, name) is not None and not getattr(options, name) > 0:
+            raise UserError(f"{name}={getattr(options, name)} must be more than 0")
+    place = Path(options.to) if options.to else place_of(folders)
+    if place.exists() and not place.is_dir():
+        raise UserError(f"to={place} is a file; it must be a folder")
+    result = compare([load_run(f) for f in folders], margin=options.margin, tolerance=options.tolerance)
+    result["command"] = command()
+    written = write_comparison(result, place)
+    console().print(shown(result), "", *(f"wrote {path}" for path in written), sep="\n")
+
+
+if __name__ == "__main__":
+    run_script(main, Options, __doc__)

@@ -1,0 +1,336 @@
+"""Runs held against each other: grouped, paired, and said to be no more than they are."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compare import stats
+from compare.comparison import compare
+from compare.report import comparison_rows, markdown, sentences, variant_rows, verdict_sentence
+from compare.runs import load_run, siblings
+from errors import UserError
+from tests.compare.fake_runs import BATCHES, ENVIRONMENT, config, curve, write_run, write_sweep
+
+
+def compared(*folders: Path, **options) -> dict:
+    result = compare([load_run(folder) for folder in folders], **options)
+    json.dumps(result, allow_nan=False)  # all of it is plain
+    comparison_rows(result), variant_rows(result), markdown(result)
+    for c in result["comparisons"]:
+        sentences(c, result["unit"])
+    return result
+
+
+def words(result: dict) -> str:
+    lines = [line for c in result["comparisons"] for line in sentences(c, result["unit"])]
+    return "\n".join(lines + result["notes"])
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """pair(**changes of the candidate) -> two folders, baseline first, 1000 steps on the same batches, 0.03 apart."""
+
+    def make(seed=1, environment=None, loss=None, eval_every=100, **changes):
+        a = write_run(tmp_path / "a", config(), curve(1000))
+        loss = curve(1000, offset=0.03) if loss is None else loss
+        cfg = config("rmsnorm", seed=seed, **changes)
+        return a, write_run(tmp_path / "b", cfg, loss, eval_every=eval_every, environment=environment)
+
+    return make
+
+
+def test_one_pair_has_a_gap_and_no_verdict(pair):
+    result = compared(*pair())
+    (c,) = result["comparisons"]
+    assert (c["candidate"], c["baseline"], c["paired"]) == ("rmsnorm-pre", "layernorm-pre", True)
+    assert result["differs"] == {"model.norm.kind": ["layernorm", "rmsnorm"]}
+    assert c["gap"]["gap"] == pytest.approx(0.03)
+    assert c["gap"]["interval"] == pytest.approx((0.03, 0.03))
+    assert (c["gap"]["n_steps"], c["gap"]["over"], c["gap"]["overlap"]) == (900, "steps", 0.0)
+    assert c["final"]["difference"] == pytest.approx(0.03)
+    assert c["verdict"] == stats.UNDECIDED
+    assert "No verdict from one seed" in words(result)
+    assert "no seed noise measured" in words(result)
+
+
+def test_three_seeds_have_a_verdict_over_the_pairs(tmp_path):
+    result = compared(*write_sweep(tmp_path))
+    (c,) = result["comparisons"]
+    assert [v["label"] for v in result["variants"]] == ["layernorm-pre", "rmsnorm-pre"]
+    assert (c["n_seeds"], c["paired"], c["gap"]["over"]) == ([3, 3], True, "seeds")
+    d = np.subtract(c["final"]["candidate"], c["final"]["baseline"])
+    half = 2.91998558 * d.std(ddof=1) / np.sqrt(3)  # t, 2 degrees of freedom, 95 %
+    assert c["final"]["interval"] == pytest.approx((d.mean() - half, d.mean() + half), abs=5e-5)
+    assert 0 <= c["overlap"] <= 1
+    assert 0 <= c["overlap_paired"] <= c["overlap"]
+    assert "over 3 seeds the final validation loss differs" in verdict_sentence(c, result["unit"])
+    wide = compared(*write_sweep(tmp_path), margin=1.0)["comparisons"][0]
+    assert (wide["verdict"], wide["more_seeds"]) == (stats.EQUIVALENT, None)
+    narrow = compared(*write_sweep(tmp_path), margin=1e-4)["comparisons"][0]
+    assert narrow["verdict"] == stats.UNDECIDED
+    assert "would settle it" in verdict_sentence(narrow, result["unit"])
+
+
+def test_each_variant_is_compared_with_those_one_setting_away(tmp_path):
+    result = compared(*write_sweep(tmp_path, placements=("pre", "post")))
+    said = [(c["candidate"], c["baseline"]) for c in result["comparisons"]]
+    assert said == [
+        ("rmsnorm-pre", "layernorm-pre"),
+        ("layernorm-post", "layernorm-pre"),
+        ("rmsnorm-post", "rmsnorm-pre"),
+        ("rmsnorm-post", "layernorm-post"),
+    ]
+    assert all(len(c["differs"]) == 1 for c in result["comparisons"])
+    different = [c["baseline"] for c in result["comparisons"] if c["verdict"] == stats.DIFFERENT]
+    assert different == ["layernorm-pre", "rmsnorm-pre"]  # post lies 0.05 above
+    for norm, placement in (("rmsnorm", "post"), ("rmsnorm", "pre"), ("layernorm", "pre")):
+        folders = write_sweep(tmp_path, placements=("pre", "post"))
+        ours = tmp_path / f"{norm}-{placement}-s2"  # others of its kind come first
+        last = compared(*(f for f in folders if f != ours), ours, last_only=True)
+        assert [c["candidate"] for c in last["comparisons"]] == [f"{norm}-{placement}"] * 2
+        assert last["comparisons"][0]["n_seeds"] == [3, 3]
+
+
+def test_other_settings_are_found_and_named(pair):
+    result = compared(*pair(optim__lr=3e-4, model__n_layer=6))
+    assert result["differs"] == {
+        "model.norm.kind": ["layernorm", "rmsnorm"],
+        "model.n_layer": [4, 6],
+        "optim.lr": [1e-3, 3e-4],
+    }
+    assert [v["label"] for v in result["variants"]][1] == "rmsnorm-pre, n_layer=6, lr=0.0003"
+
+
+def test_seeds_alone_are_the_noise(tmp_path):
+    a, b = (write_run(tmp_path / str(s), config(seed=s), curve(1000, noise=0.01, seed=s)) for s in (1, 2))
+    result = compared(a, b)
+    (c,) = result["comparisons"]
+    assert c["noise"]
+    assert c["paired"]
+    assert (c["candidate"], c["baseline"]) == ("layernorm-pre, seed=2", "layernorm-pre, seed=1")
+    assert "from other initial weights" in c["pairing"]
+    assert "This is noise" in words(result)
+
+
+def test_other_batches_are_compared_unpaired_and_said_to_be(pair):
+    other = ENVIRONMENT | {"batch_hashes": BATCHES | {"1": "else"}}
+    (c,) = compared(*pair(environment=other))["comparisons"]
+    assert not c["paired"]
+    assert "other batches: unpaired" in c["pairing"]
+    assert c["gap"]["gap"] == pytest.approx(0.03)
+
+
+def test_seeds_of_which_none_match_are_compared_unpaired(tmp_path):
+    a = [write_run(tmp_path / f"a{s}", config(seed=s), curve(1000, seed=s, noise=0.01)) for s in (1, 2, 3)]
+    b = [write_run(tmp_path / f"b{s}", config("rmsnorm", seed=s), curve(1000, seed=s, noise=0.01)) for s in (4, 5)]
+    (c,) = compared(*a, *b)["comparisons"]
+    assert not c["paired"]
+    assert c["n_seeds"] == [3, 2]
+    assert "unpaired" in c["pairing"]
+    assert "overlap_paired" not in c
+    assert "over 3 and 2 seeds" in verdict_sentence(c, "nats/token")
+
+
+def test_the_same_run_twice_is_no_second_seed(tmp_path):
+    a, b = (write_run(tmp_path / name, config(), curve(300)) for name in "ab")
+    with pytest.raises(UserError, match="two runs that differ"):
+        compare([load_run(a), load_run(b)])
+    c = write_run(tmp_path / "c", config("rmsnorm"), curve(300))
+    beside = ENVIRONMENT | {"lockstep": ["b", "c"]}
+    (b / "environment.json").write_text(json.dumps(beside))
+    result = compared(a, b, c)
+    assert result["notes"] == ["a is the same run as b, and left out"]  # the one beside which c was trained
+    assert result["comparisons"][0]["n_seeds"] == [1, 1]
+
+
+def test_the_same_run_of_two_commits_compares_the_code(tmp_path):
+    environments = [ENVIRONMENT | {"git_commit": commit} for commit in ("aaa", "bbb")]
+    a, b = (write_run(tmp_path / e["git_commit"], config(), curve(300), environment=e) for e in environments)
+    result = compared(a, b)
+    assert result["differs"] == {"environment.commit": ["aaa", "bbb"]}
+
+
+def test_runs_of_other_tokenizers_are_compared_in_bits_per_byte(tmp_path):
+    gpt2 = ENVIRONMENT | {"data": {"tokenizer": {"kind": "gpt2", "sha256": "f0"}}, "batch_hashes": {"0": "other"}}
+    a = write_run(tmp_path / "a", config(), curve(1000))
+    cfg = config(data__tokenizer="gpt2")
+    b = write_run(tmp_path / "b", cfg, 4 * curve(1000, offset=0.02), environment=gpt2, bytes_per_token=4.0)
+    result = compared(a, b)
+    (c,) = result["comparisons"]
+    assert result["unit"] == "bits/byte"
+    assert c["final"]["difference"] == pytest.approx(0.02 / np.log(2), abs=1e-4)
+    assert c["gap"]["gap"] == pytest.approx(0.02 / np.log(2), abs=1e-4)
+    assert c["margin"] == pytest.approx(0.01 / np.log(2))
+    assert any("tokenizers differ" in note for note in result["notes"])
+    assert "bits/byte" in words(result)
+
+
+def test_runs_of_different_length_are_compared_over_the_common_range(pair):
+    a, b = pair(loss=curve(1000, offset=0.03)[:450])
+    (b / "summary.json").unlink()
+    result = compared(a, b)
+    (c,) = result["comparisons"]
+    assert c["steps"] == [101, 450]
+    assert c["final"]["step"] == 400
+    assert "b is unfinished at step 450" in result["notes"]
+    assert "validation loss at step 400, the last that all have" in words(result)
+
+
+def test_steps_of_another_number_of_tokens_are_compared_by_tokens(pair):
+    result = compared(*pair(train__batch_size=32, eval_every=50))
+    (c,) = result["comparisons"]
+    assert c["gap"] is None
+    assert "another number of tokens" in words(result)
+    assert c["final"]["tokens"] == 1000 * 16 * 64
+
+
+def test_a_diverged_run_is_said_to_be_in_every_output(pair):
+    loss = curve(1000, offset=0.03)
+    loss[499:] = np.nan
+    a, b = pair(loss=loss[:500])
+    (b / "summary.json").write_text(json.dumps({"status": "diverged", "step": 500}))
+    result = compared(a, b)
+    (c,) = result["comparisons"]
+    assert c["verdict"] == "diverged"
+    for output in (words(result), markdown(result), str(variant_rows(result)), verdict_sentence(c, "nats/token")):
+        assert "diverged at step 500" in output
+    assert c["gap"]["gap"] == pytest.approx(0.03)
+
+
+def test_one_diverged_seed_of_three_leaves_no_verdict(tmp_path):
+    folders = write_sweep(tmp_path)
+    cfg, loss = config("rmsnorm", seed=3), curve(1000)
+    loss[200:] = np.nan
+    write_run(folders[-1], cfg, loss[:201], status="diverged")
+    (c,) = compared(*folders)["comparisons"]
+    assert c["verdict"] == "diverged"
+    assert c["n_seeds"] == [2, 2]  # those that were left
+    assert "diverged at step 201" in verdict_sentence(c, "nats/token")
+
+
+def test_a_hole_in_a_curve_is_left_out(pair):
+    loss = curve(1000, offset=0.03)
+    a, b = pair(loss=loss)
+    lines = (a / "metrics.jsonl").read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"step": 700,' in line and "val/loss" in line)
+    record = json.loads(lines[at]) | {"val/loss": None}
+    (a / "metrics.jsonl").write_text("\n".join([*lines[:at], json.dumps(record), *lines[at + 1 :]]) + "\n")
+    (c,) = compared(a, b)["comparisons"]
+    assert c["final"]["difference"] == pytest.approx(0.03)
+    assert not c["diverged"]
+
+
+def test_a_run_that_recorded_nothing_has_no_curves_to_compare(pair):
+    a, b = pair()
+    (b / "metrics.jsonl").write_text("")
+    (c,) = compared(a, b)["comparisons"]
+    assert (c["gap"], c["final"], c["step_time_ratio"]["ratio"]) == (None, None, None)
+
+
+def test_nothing_after_warmup(pair):
+    a, b = pair(loss=curve(1000)[:60])
+    (c,) = compared(a, b)["comparisons"]
+    assert c["why_no_gap"] == "no step after the learning rate's warm-up to compare losses in"
+
+
+# times
+
+
+def timed(tmp_path, *, seeds=(1,), lockstep=True, **changes) -> list[Path]:
+    """Twins of 10 and 11 ms a step."""
+    folders = []
+    for seed in seeds:
+        names = [f"ln{seed}", f"rms{seed}"]
+        for name, norm, ms in zip(names, ("layernorm", "rmsnorm"), (10.0, 11.0), strict=True):
+            environment = ENVIRONMENT | {"started": f"2026-01-01T0{seed}", "lockstep": names if lockstep else []}
+            environment |= changes if norm == "rmsnorm" else {}
+            folder = write_run(
+                tmp_path / name, config(norm, seed=seed), curve(600), step_ms=ms, environment=environment
+            )
+            ended = {"status": "finished", "ended": f"2026-01-01T0{seed + 1}"}
+            (folder / "summary.json").write_text(json.dumps(ended))
+            folders.append(folder)
+    return folders
+
+
+def test_the_ratio_of_twins_is_that_of_interleaved_steps(tmp_path):
+    times = compared(*timed(tmp_path))["comparisons"][0]["step_time_ratio"]
+    assert times["ratio"] == pytest.approx(1.1, rel=0.02)
+    assert times["interval"][0] <= 1.1 <= times["interval"][1]
+    assert (times["how"], times["n"]) == ("interleaved", 1)
+
+
+def test_the_ratio_of_several_pairs_is_over_the_pairs(tmp_path):
+    result = compared(*timed(tmp_path, seeds=(1, 2, 3)))
+    times = result["comparisons"][0]["step_time_ratio"]
+    assert times["interval"][0] <= 1.1 <= times["interval"][1]
+    assert (times["how"], times["n"]) == ("interleaved", 3)
+    assert "over 3 pairs of runs, steps interleaved" in words(result)
+
+
+def test_separate_runs_have_a_ratio_without_interval_and_it_is_said(tmp_path):
+    a, b = timed(tmp_path, lockstep=False, started="2026-01-02")
+    (b / "summary.json").write_text(json.dumps({"status": "finished", "ended": "2026-01-03"}))
+    result = compared(a, b)
+    times = result["comparisons"][0]["step_time_ratio"]
+    assert times["ratio"] == pytest.approx(1.1, rel=0.02)
+    assert (times["how"], times["interval"]) == ("separate runs", None)
+    assert "the machine's drift is in it" in words(result)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"machine": "another", "started": "2026-01-02"}, "another machine"),
+        ({"threads": 1, "started": "2026-01-02"}, "another threads"),
+        ({"versions": {"torch": "2.11.0"}, "started": "2026-01-02"}, "another version of"),
+        ({}, "beside each other"),
+    ],
+)
+def test_times_that_cannot_be_compared_are_not(tmp_path, changes, why):
+    result = compared(*timed(tmp_path, lockstep=False, **changes))
+    times = result["comparisons"][0]["step_time_ratio"]
+    assert times["ratio"] is None
+    assert why in times["why"]
+    assert result["comparisons"][0]["to_loss"]["seconds"] is None
+    assert "not measured" in words(result)
+
+
+def test_steps_and_seconds_to_the_same_loss(tmp_path):
+    a = write_run(tmp_path / "a", config(), np.linspace(3, 2, 1001)[1:], eval_every=100)
+    slow = np.linspace(3, 1, 2001)[1:1001]  # the same line, reached at the same step: no ratio but 1
+    b = write_run(tmp_path / "b", config("rmsnorm"), slow, step_ms=20.0)
+    (c,) = compared(a, b)["comparisons"]
+    assert c["to_loss"]["steps"] == pytest.approx(1.0)
+    fast = np.linspace(3, 1, 1001)[1:]  # twice as steep
+    b = write_run(tmp_path / "b", config("rmsnorm"), fast, step_ms=10.0)
+    (c,) = compared(a, b)["comparisons"]
+    assert c["to_loss"]["loss"] == pytest.approx(2.0)
+    assert c["to_loss"]["steps"] == pytest.approx(0.5, abs=0.01)
+    assert c["to_loss"]["seconds"] == pytest.approx(0.5, abs=0.02)
+
+
+# siblings
+
+
+def test_siblings_differ_in_one_of_norm_and_placement(tmp_path):
+    def run(name, *args, status="finished", **kwargs):
+        return write_run(tmp_path / name, config(*args, **kwargs), curve(20), status=status)
+
+    ours = run("ours", "rmsnorm", "pre")
+    assert siblings(ours) == []
+    run("both", "layernorm", "post")
+    run("same", "rmsnorm", "pre")
+    run("unfinished", "layernorm", "pre", status="interrupted")
+    run("seed", "layernorm", "pre", seed=2)
+    run("lr", "layernorm", "pre", optim__lr=1.0)
+    assert siblings(ours) == []  # none of the same seed
+    norm, placement = run("norm", "layernorm", "pre"), run("placement", "rmsnorm", "post")
+    (tmp_path / "norm" / "metrics.jsonl").unlink()  # it is not read for this
+    assert set(siblings(ours)) == {norm, placement, tmp_path / "seed", tmp_path / "same"}
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.yaml").write_text("{")
+    (tmp_path / "broken" / "summary.json").write_text('{"status": "finished"}')
+    assert norm in siblings(ours)
