@@ -1,19 +1,17 @@
-"""The command line: Hydra, near names for typing errors, mistakes without a traceback, and the twin of `against`."""
+"""The command line: Hydra, near names for typing errors and mistakes without a traceback."""
 
 import errno
 import functools
 import hashlib
 import math
-import re
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import hydra
 from hydra._internal.utils import get_args
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
@@ -23,15 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from configs.schema import Config, register
+from configs.twin import to_config, with_twin
 from errors import UserError, near
 
 FOLDER = Path(__file__).parent
-TWIN_GROUPS = ("norm", "placement")
 UNWRITABLE = {errno.EACCES, errno.EEXIST, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 SPELT_OUT = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP}
 SET_BY_GROUP = {"model.norm.kind": "norm", "model.placement": "placement"}
-NAMED_GROUPS = ("norm", "placement", "model", "data")  # in the order of a run's name
-NOT_IN_NAME = {*NAMED_GROUPS, "seed", "name", "runs_dir", "against", "resume", "overwrite", "force", "train.stop_at"}
 
 
 def options(group: str, folders: list[Path]) -> list[str]:
@@ -116,63 +112,6 @@ def check_value(key: str, value) -> None:
         raise UserError(f"{key}={value} does not fit: {str(e).splitlines()[0]}") from e
 
 
-def run_name(choices: dict[str, str], overrides: list[str], seed: int) -> str:
-    """norm-placement-model-data-sSEED, then every other override; at most 200 characters."""
-    parts = [choices[group] for group in NAMED_GROUPS] + [f"s{seed}"]
-    for key, value in sorted(dict(o.lstrip("+~").partition("=")[::2] for o in overrides).items()):
-        if key == "data.path":
-            value = f"{Path(value).name}-{hashlib.sha256(value.encode()).hexdigest()[:6]}"
-        if key not in NOT_IN_NAME and not key.startswith(("wandb.", "hydra")):
-            parts.append(f"{key}={value}")
-    name = re.sub(r"[^\w.,=+-]+", "_", "-".join(parts))
-    return name if len(name) <= 200 else f"{name[:187]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
-
-
-def to_config(cfg: DictConfig) -> Config:
-    return OmegaConf.to_object(cfg)
-
-
-def with_twin(cfg: DictConfig) -> list[Config]:
-    """The run that was asked for and, with `against`, its twin: composed anew with that one option changed."""
-    job = HydraConfig.get()
-    choices, overrides = dict(job.runtime.choices), list(job.overrides.task)
-    run = to_config(cfg)
-    given_name, run.name = run.name, run.name or run_name(choices, overrides, run.seed)
-    if run.against is None:
-        return [run]
-    loader = GlobalHydra.instance().config_loader()
-    by_option = {name: group for group in TWIN_GROUPS for name in loader.get_group_options(group)}
-    if run.against not in by_option:
-        raise UserError(
-            f"against={run.against} is no option of norm or placement; {near(run.against, list(by_option))}"
-        )
-    group = by_option[run.against]
-    own = choices[group]
-    if own == run.against:
-        others = [name for name in by_option if by_option[name] == group and name != own]
-        raise UserError(f"against={own} is the run's own {group}; choose another: {', '.join(others)}")
-    changed = [o for o in overrides if o.partition("=")[0] not in (group, "against", "name")]
-    twin = to_config(hydra.compose("train", [*changed, f"{group}={run.against}"]))
-    if given_name:
-        twin.name = f"{given_name}-{run.against}"
-    else:
-        twin.name = f"{run_name({**choices, group: run.against}, overrides, twin.seed)}-vs-{own}"
-        run.name = f"{run.name}-vs-{run.against}"
-    run.wandb.group = twin.wandb.group = run.wandb.group or run.name
-    check_twin(run, twin, group)
-    return [run, twin]
-
-
-def check_twin(run: Config, twin: Config, group: str) -> None:
-    """Refuses twins that do not differ in `group`, or differ in anything else."""
-    same = {"name": run.name, "against": run.against}
-    alike = replace(twin, **same, model=replace(twin.model, **{group: getattr(run.model, group)}))
-    if alike != run or twin.model == run.model:
-        raise UserError(
-            f"against={run.against} must change {group} alone, but another option or YAML sets what {group} chooses"
-        )
-
-
 def sweep_group() -> str:
     """One W&B group for all jobs of a sweep, and for the same sweep called again."""
     return f"sweep-{hashlib.sha256(' '.join(sorted(sys.argv[1:])).encode()).hexdigest()[:8]}"
@@ -211,7 +150,7 @@ def command(task: Callable[[list[Config]], float]) -> Callable[[], None]:
     def job(cfg: DictConfig) -> float:
         sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         try:
-            configs = with_twin(cfg)
+            configs = with_twin(to_config(cfg))
             for run in configs if sweep else []:  # the same sweep once more skips what is finished and resumes the rest
                 run.resume = not run.overwrite
                 run.wandb.group = run.wandb.group or sweep_group()

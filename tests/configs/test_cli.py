@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.cli import check_overrides, options, run_name, schema_keys
+from configs.cli import check_overrides, command, options, schema_keys
 from configs.schema import register
+from configs.twin import run_name
 from errors import UserError
 from model.config import NormKind, Placement
 from tests.conftest import ROOT
@@ -126,6 +127,43 @@ def test_the_twin_differs_in_one_key_alone(program, tmp_path, text_file):
     assert differing == {"kind", "name", "against"}
     assert [name.split("-")[0] for name in sorted(texts)] == ["layernorm", "rmsnorm"]
     assert all("-vs-" in name for name in texts)
+
+
+def test_the_twin_of_a_seed_differs_in_the_initial_weights_alone(program, tmp_path, text_file):
+    program("seed=5", "against=seed", "name=aa", "norm=rmsnorm")
+    run, twin = (yaml.safe_load((tmp_path / "runs" / name / "config.yaml").read_text()) for name in ("aa", "aa-seed"))
+    assert {key: (run[key], twin[key]) for key in run if run[key] != twin[key]} == {
+        "name": ("aa", "aa-seed"), "seed": (5, 6), "against": ("seed", None)
+    }  # fmt: skip
+    assert run["data_seed"] == 5
+    losses = [(tmp_path / "runs" / name / "metrics.jsonl").read_text() for name in ("aa", "aa-seed")]
+    assert losses[0] != losses[1]
+
+
+def test_names_and_mistakes_of_the_twins_of_a_seed(monkeypatch, tmp_path, capsys):
+    def configs(*words: str) -> list:
+        seen = []
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["train.py", *words[1:], f"against={words[0]}"])
+        command(seen.append)()
+        return seen[0]
+
+    run, twin = configs("seed", "seed=5", "data_seed=9", "norm=rmsnorm")
+    assert run.name == "rmsnorm-pre-tiny-stdlib-s5-data_seed=9-vs-seed"
+    assert twin.name == "rmsnorm-pre-tiny-stdlib-s6-data_seed=9-vs-s5"
+    assert (run.data_seed, twin.data_seed) == (9, 9)
+    assert run.wandb.group == twin.wandb.group == run.name
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "by_seed.yaml").write_text("# @package _global_\ntrain:\n  steps: ${seed}\n")
+    mistakes = {
+        ("seed", f"--config-dir={tmp_path}", "experiment=by_seed"): "must change seed alone",
+        ("seeds",): "near names: seed",
+        ("nothing",): "seed",
+    }
+    for words, said in mistakes.items():
+        with pytest.raises(SystemExit, match="2"):
+            configs(*words)
+        assert said in capsys.readouterr().err
 
 
 def test_twins_must_differ_in_the_one_option_alone(program, tmp_path, text_file):
