@@ -26,6 +26,7 @@ from data.loader import TrainBatches, batch_hash, eval_blocks
 from data.tokens import TokenData, open_tokens
 from errors import UserError
 from model.config import NormKind
+from training.config import WandbConfig
 from training.device import make_deterministic, settle
 from training.environment import command as typed_command
 from training.environment import describe
@@ -35,7 +36,7 @@ from training.run import Diverged, Run, resume
 from training.stop import StopSignal
 from training.terminal import Screen
 from training.timing import forget_process_peak, process_peak_mib
-from training.tracker import Tracker, wandb_mode
+from training.tracker import Tracker, log_comparison_run, wandb_mode
 
 HASHED_STEPS = (0, 1, 100)
 
@@ -227,19 +228,22 @@ def report(
             tracker.attach(comparison_rows(result), *written[-2:])
 
 
-def report_sweep(group: str, runs_dir: Path, folders: list[Path], wandb: dict) -> None:
-    """One comparison over all runs of a sweep that ended, into runs_dir/GROUP and onto a W&B run of its own."""
+def compare_sweep(group: str, runs_dir: Path, folders: list[Path], wandb: WandbConfig) -> None:
+    """One comparison over all runs of a sweep that ended: printed, in runs_dir/GROUP, and a W&B run of its own."""
     runs = [run for run in map(load_run, folders) if run.status in ("finished", "diverged")]
     runs.sort(key=lambda run: run.config["against"] is not None)  # baselines first
     if len(runs) < 2:
         return say("fewer than two runs of the sweep have ended: nothing to compare")
     result = compare(runs) | {"command": typed_command()}
     console().print(shown(result))
-    written = write_comparison(result, runs_dir / group)
-    console().print(f"comparison: {written[-1]}")
+    place = runs_dir / group
+    *_, png, html = write_comparison(result, place)
+    console().print(f"comparison: {html}")
+    common = {"project": wandb.project, "group": group, "name": group, "mode": wandb_mode(wandb.mode)}
+    log_comparison_run(place, **common, table=comparison_rows(result), png=png, html=html, summary={})
 
 
-main = command(train)
+main = command(train, compare_sweep)
 
 if __name__ == "__main__":
     main()

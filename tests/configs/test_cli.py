@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.config_store import ConfigStore
 
 from configs.cli import check_overrides, command, options, schema_keys
 from configs.schema import register
@@ -42,6 +43,8 @@ def schema():
         ("optim.lr=nan", "finite"),
         ("norm=null", "not an option"),
         ("train.grad_clip=inf", "finite"),
+        ("hydra/launcher=joblob", "near names: joblib"),
+        ("runs_dir=a,b", "in one folder"),
     ],
 )
 def test_refused(override, near):
@@ -62,6 +65,13 @@ def test_several_values_need_a_sweep():
 )  # fmt: skip
 def test_accepted(override):
     check_overrides(["-m", override])
+
+
+def test_a_launcher_that_is_not_installed_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(ConfigStore, "list", lambda self, path: ["basic.yaml"])
+    with pytest.raises(UserError, match="pip install hydra-submitit-launcher"):
+        check_overrides(["-m", "hydra/launcher=submitit_local"])
+    check_overrides(["-m", "hydra/launcher=basic"])
 
 
 def test_tab_completion_is_hydras():
