@@ -103,7 +103,8 @@ def train_claimed(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tenso
                 torch.compiler.reset()  # a sweep's next job starts with no compiled code of this one
         if finished:
             n_chars = 0 if signal else cfg.train.sample_chars
-            samples = {run.label: run.sample(n_chars) for run in runs} if n_chars else {}
+            written = [run.sample(n_chars) for run in runs] if n_chars else []
+            samples = dict(zip(labels(runs), written, strict=False))
             report(cfg, summaries, [run.folder for run in runs], samples, runs[0].tracker)
     if not finished:
         say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {resume_command()}")
@@ -137,11 +138,17 @@ def build_batches(cfg: Config, data: TokenData) -> tuple[TrainBatches, tuple[tor
     return batches, (torch.from_numpy(x), torch.from_numpy(y))
 
 
+def labels(runs: list[Run]) -> list[str]:
+    """What tells the runs of this process apart."""
+    alike = len({run.label for run in runs}) < len(runs)
+    return [f"{run.label}, seed={run.cfg.seed}" if alike else run.label for run in runs]
+
+
 def announce(runs: list[Run], start: int) -> None:
     cfg, data = runs[0].cfg, runs[0].data
-    for run in runs:
+    for run, label in zip(runs, labels(runs), strict=True):
         decayed, rest = (sum(p.numel() for p in g["params"]) for g in parameter_groups(run.model, run.cfg.optim))
-        say(f"{run.label}: {run.model.num_params():,} parameters, {decayed:,} decayed and {rest:,} not")
+        say(f"{label}: {run.model.num_params():,} parameters, {decayed:,} decayed and {rest:,} not")
     padded = runs[0].model.vocab_size - data.vocab_size
     say(
         f"data: {len(data.train):,} training and {len(data.val):,} validation tokens, vocabulary {data.vocab_size}"
@@ -160,7 +167,7 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
     """Steps every run on the same batches until the last step or a signal; returns the signal's number, if one came."""
     cfg, device = runs[0].cfg, runs[0].device
     last = cfg.train.last_step
-    with Screen([run.label for run in runs], start=start, last=last) as screen, StopSignal() as stop:
+    with Screen(labels(runs), start=start, last=last) as screen, StopSignal() as stop:
         for step in range(start, last + 1):
             if step % cfg.train.eval_every == 0 or step == last:
                 screen.evaluated(step, [run.evaluate(step, *val) for run in runs])

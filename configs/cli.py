@@ -174,6 +174,7 @@ def run_job(task: Callable[[list[Config]], float], sweep: Sweep, cfg: DictConfig
             for run in configs:  # the same sweep once more skips what is finished and resumes the rest
                 run.resume = not run.overwrite
                 run.wandb.group = sweep.wandb.group
+                run.compare.report = False  # one comparison comes at the end
             loss = task(configs)
         record.status = "finished"
         return loss

@@ -44,7 +44,10 @@ class Config:
     deterministic: bool = False
     """Deterministic algorithms on CUDA too; on a CPU they are always on."""
     against: str | None = None
-    """An option of norm or placement: also train the twin that differs in it alone, in lockstep."""
+    """An option of norm or placement, or seed: also train the twin that differs in it alone, in lockstep.
+
+    The twin of `seed` has the next one and the same batches: what separates the two is noise.
+    """
     resume: bool = False
     """Go on from the newest checkpoint of the run of this name; without one, start."""
     overwrite: bool = False

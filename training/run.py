@@ -205,7 +205,7 @@ class Run:
         )
         self.tracker = Tracker(self.folder, wandb_run)
         if wandb_run is None:
-            return mode
+            return WandbMode.disabled
         self.wandb_id = wandb_run.id
         return WandbMode.offline if wandb_run.offline else mode
 

@@ -9,7 +9,7 @@ import torch
 
 from errors import UserError
 from kernels import reference
-from scripts import bench_dispatch, bench_kernels, check_kernels, compile_ahead, gpu, kernel_cases
+from scripts import bench_dispatch, bench_kernels, check_kernels, compile_ahead, gpu, kernel_cases, results
 from scripts.kernel_cases import TORCH, Case
 from scripts.results import read, table
 
@@ -70,7 +70,7 @@ def test_benchmark(tmp_path, monkeypatch, quick):
         assert row["gb_per_s"] == round(moved / 2e6, 1)
         assert row["fraction_of_copy"] == pytest.approx(1, abs=0.02)
         assert (row["host_us"] is None) == (row["implementation"] == "compiled")
-    kernel_cases.write(tmp_path / "bench.json", rows)
+    results.write(tmp_path / "bench.json", rows)
     assert read(tmp_path / "bench.json") == rows
     assert json.loads((tmp_path / "bench.json").read_text())["environment"]["versions"]["torch"]
     lines = bench_kernels.render(rows).splitlines()

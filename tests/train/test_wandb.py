@@ -159,7 +159,7 @@ def test_a_server_that_goes_in_the_middle_of_a_run_costs_no_step(tmp_path, overr
     assert "wandb:" not in done.stderr
     said = [line for line in done.stderr.splitlines() if "W&B" in line]
     assert len(said) == 2  # each run has a folder to send
-    for name, line in zip(("run", "run-layernorm"), said, strict=True):
+    for name, line in zip(("run-layernorm", "run"), said, strict=True):
         folder = tmp_path / "runs" / name
         (log_of_wandb,) = folder.glob("wandb/run-*/*.wandb")
         assert f"`wandb sync {log_of_wandb.parent}`" in line
