@@ -6,6 +6,7 @@ Reads from top to bottom: build, loop, summary. The network is in model/, what a
 """
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -235,19 +236,21 @@ def report(
             tracker.attach(comparison_rows(result), *written[-2:])
 
 
-def compare_sweep(group: str, runs_dir: Path, folders: list[Path], wandb: WandbConfig) -> None:
-    """One comparison over all runs of a sweep that ended: printed, in runs_dir/GROUP, and a W&B run of its own."""
+def compare_sweep(runs_dir: Path, folders: list[Path], failed: list[str], wandb: WandbConfig) -> None:
+    """One comparison over all runs of a sweep that ended: printed, in a folder beside them, on a W&B run of its own."""
     runs = [run for run in map(load_run, folders) if run.status in ("finished", "diverged")]
     runs.sort(key=lambda run: run.config["against"] is not None)  # baselines first
     if len(runs) < 2:
         return say("fewer than two runs of the sweep have ended: nothing to compare")
     result = compare(runs) | {"command": typed_command()}
+    result["notes"] += [f"a job of the sweep did not finish: {line}" for line in failed]
     console().print(shown(result))
-    place = runs_dir / group
+    place = runs_dir / ("sweep-" + re.sub(r"[^\w.=-]+", "_", wandb.group.removeprefix("sweep-")))
     *_, png, html = write_comparison(result, place)
     console().print(f"comparison: {html}")
-    common = {"project": wandb.project, "group": group, "name": group, "mode": wandb_mode(wandb.mode)}
-    log_comparison_run(place, **common, table=comparison_rows(result), png=png, html=html, summary={})
+    page = {"project": wandb.project, "group": wandb.group, "name": place.name, "mode": wandb_mode(wandb.mode)}
+    verdicts = {f"{c['candidate']} minus {c['baseline']}": c["verdict"] for c in result["comparisons"]}
+    log_comparison_run(place, **page, table=comparison_rows(result), png=png, html=html, summary=verdicts)
 
 
 main = command(train, compare_sweep)

@@ -91,13 +91,13 @@ def caption(result: dict, styles: list[Look]) -> str:
     """The verdict sentences, as many as fit."""
     lines = []
     for c in result["comparisons"][:MOST_SENTENCES]:
-        letters, names = minus(c, result, styles), f"{c['candidate']} against {c['baseline']}"
-        who = ", ".join([letters, names] if letters and len(names) < 80 else [letters or short(names)])
+        letters, names = minus(c, result, styles), f"{c['candidate']} against {c['baseline']}, {c['pairing']}"
+        who = ", ".join([letters, names] if letters and len(names) < 100 else [letters or short(names)])
         lines.append(f"{who}: {verdict_sentence(c, result['unit'])}")
     more = len(result["comparisons"]) - MOST_SENTENCES
     lines += [f"and {more} more"] if more > 0 else []
     lines = [line.replace(" %", "\N{NO-BREAK SPACE}%") for line in lines]
-    return "\n".join(textwrap.fill(line, 128, subsequent_indent="    ") for line in lines)
+    return "\n".join(textwrap.fill(line, 124, subsequent_indent="    ") for line in lines)
 
 
 def short(label: str, most: int = 84) -> str:

@@ -98,8 +98,10 @@ def title(result: dict) -> str:
 def words(result: dict) -> list[str]:
     """The verdicts, the notes and the tables."""
     verdicts = [
-        f"<li><b>{escape(c['candidate'])} against {escape(c['baseline'])}.</b> "
-        f"{escape(report.verdict_sentence(c, result['unit']))}</li>"
+        f"<li><b>{escape(c['candidate'])} against {escape(c['baseline'])}, {escape(c['pairing'])}.</b> "
+        f"{escape(report.verdict_sentence(c, result['unit']))}"
+        + details("All figures", f"<pre>{escape(chr(10).join(report.sentences(c, result['unit'])))}</pre>")
+        + "</li>"
         for c in result["comparisons"]
     ]
     parts = [f"<ul>{''.join(verdicts[:VISIBLE])}</ul>"]

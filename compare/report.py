@@ -49,71 +49,86 @@ def summary_table(summaries: list[dict]) -> Table:
 def sentences(comparison: dict, unit: str) -> list[str]:
     """One entry of compare.json's "comparisons" in words that claim no more than was measured."""
     c = comparison
-    return [
-        f"{c['candidate']} minus {c['baseline']}, {c['pairing']}:",
-        *(f"  {line}" for line in c["diverged"]),
-        *(f"  {line}" for line in _loss_lines(c, unit)),
-        f"  {_time_line(c['step_time_ratio'])}",
-        f"  {verdict_sentence(c, unit)}",
-    ]
+    lines = [*c["diverged"], *_loss_lines(c, unit), *_time_lines(c["step_time_ratio"], c["n_seeds"])]
+    if c["alone"]:
+        lines.append(f"without a partner, and left out: {', '.join(c['alone'])}")
+    head = f"{c['candidate']} minus {c['baseline']}, {c['pairing']}:"
+    return [head, *(f"  {line}" for line in (*lines, verdict_sentence(c, unit)))]
+
+
+def _count(n_seeds: list[int], what: str = "seeds") -> str:
+    return f"{n_seeds[0]} {what}" if len(set(n_seeds)) == 1 else f"{n_seeds[0]} and {n_seeds[1]} {what}"
 
 
 def _loss_lines(c: dict, unit: str) -> list[str]:
-    lines = []
-    if c["gap"] is None:
+    lines, gap = [], c["gap"]
+    if gap is None:
         lines.append(f"gap              {c['why_no_gap']}")
     else:
-        gap = c["gap"]
-        interval = _interval(gap["interval"]) or "too few steps for an interval"
-        over = f"over {c['n_seeds'][0]} seeds, " if gap["over"] == "seeds" else ""
+        over = f"over {_count(c['n_seeds'])}" if gap["over"] == "seeds" else "over the steps of this pair alone"
+        interval = f"{_interval(gap['interval'])} {over}" if gap["interval"] else "too few steps for an interval"
+        steps = "{:,} to {:,}".format(*c["steps"])
         lines += [
-            f"gap              {gap['gap']:+.4f} {unit} ({interval}), {over}mean over the last half",
-            f"gap_abs          {gap['gap_abs']:.4f} {unit}, mean over {gap['n_steps']} steps after warm-up",
+            f"gap              {gap['gap']:+.4f} {unit} ({interval}), mean over the last half",
+            f"gap_abs          {gap['gap_abs']:.4f} {unit}, mean over steps {steps}, after warm-up",
         ]
-        if "overlap" not in c:
-            within = f"within {c['tolerance']:g} {unit}; no seed noise measured"
+        if gap["over"] == "steps":
+            within = f"within {c['tolerance']:.3g} {unit}; no seed noise measured"
             lines.append(f"overlap          {gap['overlap']:.1%} of these steps {within}")
     if "overlap" in c:
         paired = f", {c['overlap_paired']:.1%} within that of the pairs" if "overlap_paired" in c else ""
         lines.append(f"overlap          {c['overlap']:.1%} of the evaluations within the noise of the seeds{paired}")
-    reach = c.get("to_loss") or {}
-    shares = [f"{reach[key]:.3f} of the {key}" for key in ("steps", "seconds") if reach.get(key)]
-    if shares:
-        lines.append(f"to equal loss    {' and '.join(shares)}, both down to {reach['loss']:.4f} {unit}")
+    if c["final"]:
+        lines += [f"to equal loss    {line}" for line in [_reach_line(c["to_loss"])] if line]
     return lines
 
 
-def _time_line(times: dict) -> str:
+def _reach_line(reach: dict) -> str:
+    shares = []
+    for what in ("steps", "seconds"):
+        if reach[what]:
+            interval = reach[what]["interval"]
+            shown = f"{reach[what]['ratio']:.3f} of the {what}"
+            shares.append(f"{shown} ({_interval(interval, '.3f')})" if interval else shown)
+            single = interval is None
+    return f"{' and '.join(shares)}{', without an interval' if single else ''}" if shares else ""
+
+
+def _time_lines(times: dict, n_seeds: list[int]) -> list[str]:
     if times["ratio"] is None:
-        return f"step time ratio  not measured: {times['why']}"
-    many = {"interleaved": "pairs of runs", "separate runs": "seeds"}[times["how"]]
-    over = f", over {times['n']} {many}" if times["n"] > 1 else ""
+        return [f"step time ratio  not measured: {times['why']}"]
     interval = f" ({_interval(times['interval'], '.3f')})" if times["interval"] else ""
-    how = {"interleaved": "steps interleaved", "separate runs": "separate runs, so the machine's drift is in it"}
-    return f"step time ratio  {times['ratio']:.3f}{interval}{over}, {how[times['how']]}"
+    head = f"step time ratio  {times['ratio']:.3f}{interval}"
+    if times["how"] == "separate runs":
+        return [f"{head}, separate runs of {_count(n_seeds)}: the machine's drift is in it"]
+    if times["each"]:
+        each = ", ".join(f"{ratio:.3f}" for ratio in times["each"])
+        return [f"{head}, over {len(times['each'])} pairs with their steps interleaved: {each}"]
+    return [
+        f"{head}, steps interleaved",
+        "In this process, in these minutes: where memory lies and what else runs move the ratio too.",
+    ]
 
 
 def verdict_sentence(comparison: dict, unit: str) -> str:
     """The comparison in one sentence."""
-    c = comparison
+    c, final = comparison, comparison["final"]
     if c["diverged"]:
         return f"No verdict: {'; '.join(c['diverged'])}."
-    final = c["final"]
     if final is None:
         return f"No verdict: {c['why_no_final']}."
     where = (
-        f"validation loss at step {final['step']}, the last that all have,"
-        if final.get("common")
-        else "final validation loss"
+        "final validation loss"
+        if final["is_end"]
+        else f"validation loss at step {final['step']:,}, the last in common,"
     )
     apart = f"the {where} differs by {final['difference']:+.4f} {unit}"
     if "interval" not in final:
         if c["noise"]:
             return f"This is noise: {apart}, and no setting does."
         return f"No verdict from one seed: {apart}, but one seed cannot tell {c['candidate']} from {c['baseline']}."
-    n = c["n_seeds"][0] if c["n_seeds"][0] == c["n_seeds"][1] else " and ".join(map(str, c["n_seeds"]))
-    apart = f"over {n} seeds {apart} ({_interval(final['interval'], level=90)})"
-    margin = f"±{c['margin']:g} {unit}"
+    apart = f"over {_count(c['n_seeds'])} {apart} ({_interval(final['interval'], level=90)})"
+    margin = f"±{c['margin']:.3g} {unit}"
     if c["verdict"] == EQUIVALENT:
         return f"Equivalent: {apart}, inside {margin}."
     if c["verdict"] == DIFFERENT:
@@ -126,15 +141,18 @@ def verdict_sentence(comparison: dict, unit: str) -> str:
 
 
 def variant_rows(result: dict) -> tuple[list[str], list[list[str]]]:
-    """Header and one row a variant: mean ± standard deviation over its seeds."""
-    header = ["", "seeds", f"validation loss ({result['unit']})", "bits per byte", "step ms", "ended"]
-    loss = "val/bpb" if result["unit"] == "bits/byte" else "val/loss"
+    """Header and one row a variant: mean ± standard deviation over the seeds that count."""
+    header = ["", "seeds", "validation loss (nats/token)", "bits per byte", "step ms", "ended"]
     body = []
     for variant in result["variants"]:
         runs = variant["runs"]
+        counted = [run for run in runs if run["counted"]]
         ends = [f"diverged at step {r['diverged_at']}" if r["diverged_at"] is not None else r["status"] for r in runs]
-        cells = [_spread(runs, loss), _spread(runs, "val/bpb"), _spread(runs, "time/step_ms", 1)]
-        body.append([variant["label"], str(len(runs)), *cells, ", ".join(dict.fromkeys(ends))])
+        seeds = str(len(runs)) if len(counted) == len(runs) else f"{len(counted)} of {len(runs)}"
+        cells = [
+            _spread(counted, key, digits) for key, digits in (("val/loss", 4), ("val/bpb", 4), ("time/step_ms", 1))
+        ]
+        body.append([variant["label"], seeds, *cells, ", ".join(dict.fromkeys(ends))])
     return header, body
 
 
@@ -145,11 +163,14 @@ def comparison_rows(result: dict) -> tuple[list[str], list[list[str]]]:
     body = []
     for c in result["comparisons"]:
         gap, final, times = c["gap"], c["final"], c["step_time_ratio"]
+        at = "" if final is None or final["is_end"] else f" at step {final['step']:,}"
         body.append(
             [
                 f"{c['candidate']} minus {c['baseline']}",
                 _with(f"{gap['gap']:+.4f}", _interval(gap["interval"])) if gap else "n/a",
-                _with(f"{final['difference']:+.4f}", _interval(final.get("interval"), level=90)) if final else "n/a",
+                _with(f"{final['difference']:+.4f}", _interval(final.get("interval"), level=90)) + at
+                if final
+                else "n/a",
                 _short_verdict(c),
                 _with(f"{times['ratio']:.3f}", _interval(times["interval"], ".3f")) if times["ratio"] else "n/a",
             ]
@@ -170,7 +191,7 @@ def _short_verdict(c: dict) -> str:
 
 
 def _spread(runs: list[dict], key: str, digits: int = 4) -> str:
-    values = [run[key] for run in runs if run[key] is not None and run["diverged_at"] is None]
+    values = [run[key] for run in runs if run[key] is not None]
     if not values:
         return "n/a"
     spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
@@ -184,16 +205,17 @@ def _table(header: list[str], body: list[list[str]]) -> Table:
     return table
 
 
+def _lines(result: dict) -> list[str]:
+    words = [line for c in result["comparisons"] for line in sentences(c, result["unit"])]
+    return words + [f"Note: {note}" for note in result["notes"]]
+
+
 def markdown(result: dict) -> str:
-    """Tables and verdicts for a README."""
+    """Tables and words for a README."""
     lines = []
     for header, body in (variant_rows(result), comparison_rows(result)):
         lines += ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *body)] + [""]
-    words = [
-        f"{c['candidate']} against {c['baseline']}: {verdict_sentence(c, result['unit'])}"
-        for c in result["comparisons"]
-    ]
-    return "\n".join(lines + [f"- {line}" for line in words + result["notes"]]) + "\n"
+    return "\n".join([*lines, "```text", *_lines(result), "```"]) + "\n"
 
 
 def shown(result: dict) -> Group:
@@ -202,12 +224,12 @@ def shown(result: dict) -> Group:
         tables = [summary_table([v["runs"][0] | {"label": v["label"]} for v in result["variants"]])]
     else:
         tables = [_table(*variant_rows(result)), _table(*comparison_rows(result))]
-    words = [line for c in result["comparisons"] for line in sentences(c, result["unit"])]
-    return Group(*tables, *(Text(line) for line in words), *(Text(f"Note: {note}") for note in result["notes"]))
+    return Group(*tables, *(Text(line) for line in _lines(result)))
 
 
-def console() -> Console:
-    return Console(soft_wrap=True, highlight=False)
+def console(**how) -> Console:
+    """Prints names as they are: a folder may be called [b]."""
+    return Console(soft_wrap=True, highlight=False, markup=False, emoji=False, **how)
 
 
 def write_comparison(result: dict, folder: Path, *, figures: bool = True) -> list[Path]:

@@ -56,6 +56,10 @@ class RunRecord:
     """Line of metrics.jsonl that cannot be read and is not a torn last one: the curves end there."""
 
     @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
     def label(self) -> str:
         return run_label(self.config)
 
@@ -98,9 +102,9 @@ class RunRecord:
         }
         made_on = self.environment
         return settings | {
-            "data.corpus": made_on.get("data", {}).get("corpus_sha256"),
+            "data.corpus": (made_on.get("data") or {}).get("corpus_sha256"),
             "environment.device": made_on.get("device"),
-            "environment.torch": made_on.get("versions", {}).get("torch"),
+            "environment.torch": (made_on.get("versions") or {}).get("torch"),
             COMMIT: made_on.get("git_commit"),
         }
 
@@ -110,13 +114,17 @@ class RunRecord:
         hashes = self.environment.get("batch_hashes")
         return hashes and (self.seeds[1], self.tokens_per_step, *sorted(hashes.items()))
 
+    @property
+    def timed(self) -> np.ndarray:
+        """Which steps have a time that counts, (n,) of bool."""
+        return np.isfinite(self.step_ms)
+
     @cached_property
     def seconds(self) -> np.ndarray:
         """Seconds of training after each step; steps that warm a process up (compilation) count as the median step."""
-        timed = np.isfinite(self.step_ms)
-        if not timed.any():
+        if not self.timed.any():
             return np.full(len(self.step_ms), np.nan)
-        return np.cumsum(np.where(timed, self.step_ms, np.median(self.step_ms[timed]))) / 1e3
+        return np.cumsum(np.where(self.timed, self.step_ms, np.median(self.step_ms[self.timed]))) / 1e3
 
 
 def run_label(config: dict) -> str:
@@ -159,6 +167,9 @@ def load_run(folder: Path) -> RunRecord:
     )
 
 
+NUMBERS = ("train/loss", "time/step_ms", "val/loss", "val/bpb")
+
+
 def read_records(path: Path) -> tuple[list[dict], int | None]:
     """The records of a metrics.jsonl up to the first that is damaged, and its line, unless a writer tore the last."""
     if not path.exists():
@@ -166,19 +177,30 @@ def read_records(path: Path) -> tuple[list[dict], int | None]:
     lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
     try:
         records = json.loads(f"[{','.join(lines)}]")  # twice as fast as one by one
-        if all(type(record) is dict and "step" in record for record in records):
-            return records, None
     except ValueError:
-        pass
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            record["step"]
-        except (ValueError, TypeError, KeyError):
-            return records, number if number < len(lines) else None
-        records.append(record)
-    return records, None
+        records = []
+    if len(records) != len(lines):
+        records = map(_parsed, lines)
+    good = []
+    for record in records:
+        if not _is_record(record):
+            number = len(good) + 1
+            return good, number if number < len(lines) else None
+        good.append(record)
+    return good, None
+
+
+def _parsed(line: str):
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _is_record(record) -> bool:
+    if type(record) is not dict or type(record.get("step")) is not int:
+        return False
+    return all(type(record.get(key)) in (float, int, type(None)) for key in NUMBERS)
 
 
 def read_config(folder: Path) -> dict:
@@ -190,8 +212,11 @@ def read_config(folder: Path) -> dict:
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), Loader=loader)
-        run_label(config), config["train"]["batch_size"], config["model"]["block_size"], config["optim"]["warmup"]
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as e:
+        run_label(config), config["data"]["tokenizer"], dict(config.get("compare") or {})
+        sizes = config["train"]["batch_size"], config["model"]["block_size"], config["optim"]["warmup"]
+        if not all(type(size) is int for size in sizes):
+            raise TypeError(sizes)
+    except (yaml.YAMLError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"{folder}/config.yaml is damaged: it is not the configuration of a run") from e
     return config
 
@@ -230,7 +255,7 @@ def settings_of(folder: Path) -> dict:
 def summarize(run: RunRecord) -> dict:
     """Final losses, bits per byte and step times of one run; None for what was not measured."""
     tail = run.loss[-max(1, round(FINAL_SHARE * len(run.loss))) :]
-    times = run.step_ms[np.isfinite(run.step_ms)]
+    times = run.step_ms[run.timed]
     p10, median, p90 = np.percentile(times, [10, 50, 90]) if len(times) else [None] * 3
     evaluated = (
         len(run.val_step) and len(run.step) and run.val_step[-1] == run.step[-1]

@@ -21,20 +21,24 @@ def binned(values: np.ndarray, *, as_list: bool = True) -> list | np.ndarray:
     return rounded(means) if as_list else means
 
 
+def seconds_at_evaluations(run: RunRecord) -> np.ndarray:
+    """Seconds of training steps before each evaluation, (n,)."""
+    return np.concatenate([[0.0], run.seconds])[np.searchsorted(run.step, run.val_step, "right")]
+
+
 def variant_series(runs: list[RunRecord], scales: list[float]) -> dict:
     """Training and validation curves of each run, seconds of training at evaluations, and quantiles of step times."""
     curves = []
     for run, scale in zip(runs, scales, strict=True):
-        seconds = np.concatenate([[0.0], run.seconds])[np.searchsorted(run.step, run.val_step, "right")]
         curves.append(
             {
                 "step": binned(run.step),
                 "train": binned(run.loss * scale),
                 "val_step": run.val_step.tolist(),
                 "val": rounded(run.val_loss * scale),
-                "val_seconds": rounded(seconds),
+                "val_seconds": rounded(seconds_at_evaluations(run)),
             }
         )
-    times = np.concatenate([run.step_ms[np.isfinite(run.step_ms)] for run in runs])
+    times = np.concatenate([run.step_ms[run.timed] for run in runs])
     quantiles = np.quantile(times, np.linspace(0.005, 0.995, 100)) if len(times) else np.zeros(0)
     return {"runs": curves, "step_ms_quantiles": rounded(quantiles)}

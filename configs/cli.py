@@ -4,6 +4,7 @@ import errno
 import functools
 import math
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -198,23 +199,25 @@ def run_job(task: Callable[[list[Config]], float], sweep: Sweep, cfg: DictConfig
     return math.nan
 
 
-AfterSweep = Callable[[str, Path, list[Path], WandbConfig], None]
+AfterSweep = Callable[[Path, list[Path], list[str], WandbConfig], None]
 
 
 def finish(sweep: Sweep, after_sweep: AfterSweep | None) -> int:
     """Hands the runs of all jobs to `after_sweep`, then says which jobs failed and why; returns the exit status."""
     records = sweep.records()
     folders = list(dict.fromkeys(Path(folder) for record in records for folder in record.folders))
+    shared = set.intersection(*(set(record.overrides) for record in records)) if records else set()
+    failed = [record.line(shared) for record in records if record.status != "finished"]
+    shutil.rmtree(sweep.folder, ignore_errors=True)  # it is all read
     status = 0
     try:
         if after_sweep and folders:
-            after_sweep(sweep.wandb.group, sweep.runs_dir, folders, sweep.wandb)
+            after_sweep(sweep.runs_dir, folders, failed, sweep.wandb)
     except Exception as error:
         if explain(error) is None:
             traceback.print_exc()
         status = 1
-    shared = set.intersection(*(set(record.overrides) for record in records)) if records else set()
-    if failed := [record.line(shared) for record in records if record.status != "finished"]:
+    if failed:
         print(f"{len(failed)} jobs failed:", *failed, sep="\n  ", file=sys.stderr)
         status = 1
     return status
@@ -258,7 +261,8 @@ def command(task: Callable[[list[Config]], float], after_sweep: AfterSweep | Non
     """Turns `task(configs)` into a program's entry point. Exits 2 after a user's mistake, 130 after Ctrl-C.
 
     In a sweep a job that fails says so and the others go on; the sweep then ends with exit status 1. Once all have
-    ended, `after_sweep(group, runs_dir, folders, wandb)` gets the runs of all jobs, a twin after its run.
+    ended, `after_sweep(runs_dir, folders, failed, wandb)` gets the runs of all jobs, a twin after its run, and a line
+    for each job that did not finish; wandb.group is the sweep's.
     """
 
     @functools.wraps(task)

@@ -1,7 +1,7 @@
 """A sweep: what its jobs tell each other, by files, for they may run in other processes or on other nodes.
 
-runs/.sweep/HASH/NUMBER.json    what became of job NUMBER, written when it ends
-runs/.sweep/HASH/CALL.stop      asks the jobs of that call to save and stop
+runs/.sweep/HASH-CALL/NUMBER.json    what became of job NUMBER, written when it ends
+runs/.sweep/HASH-CALL/stop           asks the jobs to save and stop
 """
 
 import functools
@@ -28,6 +28,7 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from files import write_json
 from training.config import WandbConfig
 
 # words that say how a sweep is run, not what it is
@@ -46,7 +47,6 @@ class Record:
     """Its run's folder, then the twin's; only those that exist."""
     message: str | None = None
     """The first line of why it did not finish."""
-    call: str | None = None
 
     def line(self, shared: set[str]) -> str:
         """Which job it was, by the overrides that not all jobs share, and how it ended."""
@@ -60,8 +60,8 @@ class Sweep:
 
     argv: list[str]
     pid: int = field(default_factory=os.getpid)
-    call: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Sets the records of this call apart from those of earlier ones."""
+    call: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    """Sets the records of this call apart from those of others."""
     runs_dir: Path | None = None
     wandb: WandbConfig | None = None
     jobs: list[list[str]] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        return self.runs_dir / ".sweep" / self.hash
+        return self.runs_dir / ".sweep" / f"{self.hash}-{self.call}"
 
     @property
     def again(self) -> str:
@@ -98,27 +98,22 @@ class Sweep:
         return shlex.join(["python", Path(self.argv[0]).name, *words])
 
     def write(self, record: Record) -> None:
-        """Whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{record.job}.json"
-        aside = path.with_name(f".new-{path.name}")
-        aside.write_text(json.dumps(asdict(replace(record, call=self.call)), indent=1) + "\n", encoding="utf-8")
-        aside.replace(path)
+        write_json(self.folder / f"{record.job}.json", asdict(record))
 
     def records(self) -> list[Record]:
-        """Of this call, in the order of the jobs; a job that it did not reach is not run."""
+        """In the order of the jobs; a job that was not reached is not run."""
         records = {i: Record(i, overrides) for i, overrides in enumerate(self.jobs)}
         for path in self.folder.glob("[0-9]*.json"):
             record = Record(**json.loads(path.read_text(encoding="utf-8")))
-            if record.call == self.call:
-                records[record.job] = record
+            records[record.job] = record
         return [records[job] for job in sorted(records)]
 
     # stopping
 
     @property
     def stop(self) -> Path:
-        return self.folder / f"{self.call}.stop"
+        return self.folder / "stop"
 
     @property
     def stopped(self) -> bool:

@@ -55,7 +55,7 @@ def verdicts(
     a = np.zeros((n, simulations)) if paired else spread * rng.standard_normal((n, simulations))
     b = mean + spread * rng.standard_normal((n, simulations))
     d = stats.difference(a, b, paired=paired)
-    said = [stats.verdict(one, MARGIN) for one in map(stats.Difference, d.mean, d.error, d.df)]
+    said = [stats.verdict(one, MARGIN) for one in map(stats.Difference, d.mean, d.error, d.df, d.spread)]
     return {word: said.count(word) / simulations for word in (stats.EQUIVALENT, stats.DIFFERENT)}
 
 

@@ -3,11 +3,12 @@
 python -m scripts.compare RUN RUN... [to=FOLDER] [margin=0.01] [tolerance=0.02]
 
 RUN is a run's folder; the first one's variant is the baseline. Runs that differ by seeds alone are replicates. Prints
-tables and verdicts, and writes compare.json, compare.md, compare.png and report.html: into the folder of the second of
-two runs, into one of the comparison's own for more, or where to= says.
+tables and verdicts, and writes compare.json, compare.md, compare.png and report.html into a folder beside the runs, or
+where to= says.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,9 +35,8 @@ def run_folders(words: list[str]) -> list[Path]:
 
 
 def place_of(folders: list[Path]) -> Path:
-    if len(folders) == 2:
-        return folders[1]
-    names = " ".join(sorted(folder.name for folder in folders))
+    """The comparison's own: of the same runs in the same order it is the same."""
+    names = " ".join(map(str, folders))
     return folders[0].parent / f"compare-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
 
 
@@ -44,9 +44,9 @@ def main(options: Options) -> None:
     folders = run_folders(options.runs)
     if len(folders) < 2:
         raise UserError(f"give two runs or more, like runs/A runs/B; got {' '.join(options.runs) or 'none'}")
-    for name in ("margin", "tolerance"):
-        if getattr(options, name) is not None and not getattr(options, name) > 0:
-            raise UserError(f"{name}={getattr(options, name)} must be more than 0")
+    for name, value in (("margin", options.margin), ("tolerance", options.tolerance)):
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{name}={value} must be a number above 0")
     place = Path(options.to) if options.to else place_of(folders)
     if place.exists() and not place.is_dir():
         raise UserError(f"to={place} is a file; it must be a folder")

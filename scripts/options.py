@@ -26,6 +26,9 @@ def run_script(main: Callable[[T], None], schema: type[T], usage: str) -> None:
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(e.exit_code)
+    except OSError as e:
+        print(f"error: {e.filename or 'a file'}: {e.strerror}", file=sys.stderr)
+        sys.exit(1)
 
 
 def parse(schema: type[T], args: list[str]) -> T:

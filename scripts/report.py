@@ -7,11 +7,11 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from compare.report import console, shown, write_comparison
 from errors import UserError
 from scripts.options import run_script
+
+KEYS = ("differs", "unit", "notes", "variants", "comparisons", "command", "environment")
 
 
 @dataclass
@@ -24,7 +24,8 @@ def read(path: Path) -> dict:
     path = path / "compare.json" if path.is_dir() else path
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        result["variants"], result["comparisons"], result["unit"]
+        if not all(key in result for key in KEYS) or not result["variants"]:
+            raise KeyError
     except FileNotFoundError as e:
         raise UserError(f"{path} does not exist; python -m scripts.compare RUN RUN makes one") from e
     except (ValueError, KeyError, TypeError) as e:
@@ -34,9 +35,9 @@ def read(path: Path) -> dict:
 
 def render(result: dict) -> str:
     """What is printed of a comparison, as text."""
-    console = Console(width=110, color_system=None, force_terminal=False, highlight=False)
-    with console.capture() as captured:
-        console.print(shown(result))
+    plain = console(width=110, color_system=None, force_terminal=False)
+    with plain.capture() as captured:
+        plain.print(shown(result))
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 

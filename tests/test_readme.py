@@ -48,6 +48,8 @@ def resolve(word: str, place: Path) -> str:
     if word.startswith(("run=runs/", "baseline=runs/")):
         key, name = word.split("=runs/")
         return f"{key}={min((place / 'runs').glob(name + '*'))}"
+    if word.startswith("runs/"):
+        return str(min((place / "runs").glob(f"{word.removeprefix('runs/')}*")))
     if word.startswith("to="):
         return f"to={place / 'result.json'}"
     return word.replace("data.path=input.txt", f"data.path={place / 'input.txt'}")

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "triton", "numpy", "tiktoken", "datasets", "wandb", "hydra-core", "safetensors")
@@ -42,7 +44,9 @@ def cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: "torch.device") -> str:
+    import torch
+
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
@@ -63,8 +67,10 @@ def command() -> str:
     return shlex.join(["python", *program, *sys.argv[1:]])
 
 
-def describe(device: torch.device) -> dict:
+def describe(device: "torch.device") -> dict:
     """Versions, device, threads, commit and command, as plain values."""
+    import torch
+
     status = _git("status", "--porcelain", "--", ".", ":(exclude)results")  # one result does not spoil the next
     return {
         "versions": _versions(),

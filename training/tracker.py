@@ -13,8 +13,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
+from compare.runs import read_records
 from errors import UserError
-from files import finite
+from files import finite, write_text
 from training.config import WandbMode
 
 INIT_TIMEOUT_S = 4
@@ -142,30 +143,17 @@ class Tracker:
 
 def lowest(path: Path) -> dict[str, float]:
     """NAME_min for each of LOWEST that metrics.jsonl holds: the whole run's, resumed or not."""
-    values = {name: [] for name in LOWEST}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if '"val/' in line:
-            record = json.loads(line)
-            for name in LOWEST:
-                values[name] += [v for v in [record.get(name)] if v is not None]
-    return {f"{name}_min": min(found) for name, found in values.items() if found}
+    records, _ = read_records(path)
+    found = {name: [r[name] for r in records if r.get(name) is not None] for name in LOWEST}
+    return {f"{name}_min": min(values) for name, values in found.items() if values}
 
 
 def cut_metrics(path: Path, step: int) -> None:
     """Drops what a run resumed at `step` will write again: training steps after it, evaluations from it on."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            break  # a killed writer's last line
-        if record["step"] < step or (record["step"] == step and "train/loss" in record):
-            kept.append(line + "\n")
-    aside = path.with_suffix(".new")
-    aside.write_text("".join(kept), encoding="utf-8")
-    aside.replace(path)
+    records, _ = read_records(path)
+    kept = [r for r in records if r["step"] < step or (r["step"] == step and "train/loss" in r)]
+    if path.exists():
+        write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def new_run_id() -> str:
@@ -302,7 +290,7 @@ def log_comparison_run(
     summary: dict,
 ) -> None:
     """A run of its own for a sweep's comparison, in FOLDER/wandb; the same one each time for the same group."""
-    run_id = hashlib.sha256(f"comparison of {group}".encode()).hexdigest()[:16]
+    run_id = hashlib.sha256(f"comparison {folder.resolve().parent} {group}".encode()).hexdigest()[:16]
     about = {"name": name, "group": group, "run_id": run_id, "job_type": "comparison", "tags": []}
     page = WandbPage(open_wandb(folder, mode, project=project, **about))
     page.attach(table, png, html)

@@ -75,7 +75,7 @@ def write_run(
 
 
 def write_sweep(
-    place: Path, *, norms=("layernorm", "rmsnorm"), placements=("pre",), seeds=(1, 2, 3), steps=1000
+    place: Path, *, norms=("layernorm", "rmsnorm"), placements=("pre",), seeds=(1, 2, 3), steps=1000, **how
 ) -> list[Path]:
     """Every combination; RMSNorm lies 0.004 nats below LayerNorm, post 0.05 above pre, and seeds spread by 0.01."""
     folders = []
@@ -86,10 +86,13 @@ def write_sweep(
                 own = np.random.default_rng([seed, len(norm), len(placement)]).standard_normal() * 0.002
                 offset = common + own - 0.004 * (norm == "rmsnorm") + 0.05 * (placement == "post")
                 loss = curve(steps, offset=offset, noise=0.005, seed=zlib.crc32(f"{norm} {placement} {seed}".encode()))
-                cfg = config(norm, placement, seed)
-                environment = ENVIRONMENT | {"started": f"2026-01-01T00:0{seed}", "lockstep": []}
-                ms = 10.5 if norm == "rmsnorm" else 10.0
-                folders.append(
-                    write_run(place / f"{norm}-{placement}-s{seed}", cfg, loss, step_ms=ms, environment=environment)
+                cfg = config(norm, placement, seed, data_seed=seed)
+                folder = place / f"{norm}-{placement}-s{seed}"
+                start = f"2026-01-01T{len(folders):02}"  # one after the other
+                environment = ENVIRONMENT | {"started": start, "lockstep": []}
+                write_run(
+                    folder, cfg, loss, step_ms=10.5 if norm == "rmsnorm" else 10.0, environment=environment, **how
                 )
+                (folder / "summary.json").write_text(json.dumps({"status": "finished", "ended": f"{start}:30"}))
+                folders.append(folder)
     return folders

@@ -141,7 +141,7 @@ def test_the_same_run_twice_is_no_second_seed(tmp_path):
     beside = ENVIRONMENT | {"lockstep": ["b", "c"]}
     (b / "environment.json").write_text(json.dumps(beside))
     result = compared(a, b, c)
-    assert result["notes"] == ["a is the same run as b, and left out"]  # the one beside which c was trained
+    assert result["notes"] == ["b has the settings and seeds of another run, and counts no second time"]
     assert result["comparisons"][0]["n_seeds"] == [1, 1]
 
 
@@ -150,6 +150,23 @@ def test_the_same_run_of_two_commits_compares_the_code(tmp_path):
     a, b = (write_run(tmp_path / e["git_commit"], config(), curve(300), environment=e) for e in environments)
     result = compared(a, b)
     assert result["differs"] == {"environment.commit": ["aaa", "bbb"]}
+    c = write_run(tmp_path / "c", config("rmsnorm"), curve(300, offset=0.03), environment=environments[1])
+    result = compared(a, b, c)  # the same seed twice is no spread
+    assert "different commits" in str(result["notes"])
+    assert result["comparisons"][0]["n_seeds"] == [1, 1]
+    assert "No verdict from one seed" in words(result)
+
+
+def test_the_run_that_was_just_trained_counts_before_an_older_equal_one(tmp_path):
+    old, other = (
+        write_run(tmp_path / "old", config(), curve(300)),
+        write_run(tmp_path / "b", config("rmsnorm"), curve(300)),
+    )
+    new = write_run(tmp_path / "new", config(compare__margin=0.5), curve(300))
+    result = compared(old, other, new, last_only=True)
+    assert result["margin"] == 0.5
+    assert [run["name"] for run in result["variants"][-1]["runs"]] == ["new"]
+    assert "old has the settings and seeds of another run" in result["notes"][0]
 
 
 def test_runs_of_other_tokenizers_are_compared_in_bits_per_byte(tmp_path):
@@ -162,7 +179,10 @@ def test_runs_of_other_tokenizers_are_compared_in_bits_per_byte(tmp_path):
     assert result["unit"] == "bits/byte"
     assert c["final"]["difference"] == pytest.approx(0.02 / np.log(2), abs=1e-4)
     assert c["gap"]["gap"] == pytest.approx(0.02 / np.log(2), abs=1e-4)
-    assert c["margin"] == pytest.approx(0.01 / np.log(2))
+    assert c["margin"] == pytest.approx(0.01 / np.log(2) / 4)  # by the tokenizer of the longest tokens,
+    (back,) = compared(b, a)["comparisons"]  # whichever comes first
+    assert back["margin"] == c["margin"]
+    assert back["gap"]["gap"] == pytest.approx(-c["gap"]["gap"])
     assert any("tokenizers differ" in note for note in result["notes"])
     assert "bits/byte" in words(result)
 
@@ -175,7 +195,8 @@ def test_runs_of_different_length_are_compared_over_the_common_range(pair):
     assert c["steps"] == [101, 450]
     assert c["final"]["step"] == 400
     assert "b is unfinished at step 450" in result["notes"]
-    assert "validation loss at step 400, the last that all have" in words(result)
+    assert "validation loss at step 400, the last in common" in words(result)
+    assert "at step 400" in markdown(result).split("```")[0]
 
 
 def test_steps_of_another_number_of_tokens_are_compared_by_tokens(pair):
@@ -183,7 +204,8 @@ def test_steps_of_another_number_of_tokens_are_compared_by_tokens(pair):
     (c,) = result["comparisons"]
     assert c["gap"] is None
     assert "another number of tokens" in words(result)
-    assert c["final"]["tokens"] == 1000 * 16 * 64
+    assert (c["final"]["step"], c["final"]["is_end"]) == (1000, False)
+    assert len(c["final"]["candidate"]) == 1
 
 
 def test_a_diverged_run_is_said_to_be_in_every_output(pair):
@@ -201,7 +223,7 @@ def test_a_diverged_run_is_said_to_be_in_every_output(pair):
 
 def test_one_diverged_seed_of_three_leaves_no_verdict(tmp_path):
     folders = write_sweep(tmp_path)
-    cfg, loss = config("rmsnorm", seed=3), curve(1000)
+    cfg, loss = config("rmsnorm", seed=3, data_seed=3), curve(1000)
     loss[200:] = np.nan
     write_run(folders[-1], cfg, loss[:201], status="diverged")
     (c,) = compared(*folders)["comparisons"]
@@ -235,6 +257,76 @@ def test_nothing_after_warmup(pair):
     assert c["why_no_gap"] == "no step after the learning rate's warm-up to compare losses in"
 
 
+def test_a_short_seed_is_left_out_and_does_not_shorten_the_others(tmp_path):
+    folders = write_sweep(tmp_path)
+    write_run(folders[-1], config("rmsnorm", seed=3, data_seed=3), curve(30), status="interrupted")
+    result = compared(*folders)
+    (c,) = result["comparisons"]
+    assert (c["n_seeds"], c["final"]["step"], c["final"]["is_end"]) == ([2, 2], 1000, True)
+    assert c["alone"] == ["layernorm-pre-s3"]
+    assert f"{folders[-1].name} is interrupted at step 30, and is left out" in result["notes"]
+    assert "without a partner, and left out: layernorm-pre-s3" in words(result)
+    header, (_, row) = variant_rows(result)
+    assert row[header.index("seeds")] == "2 of 3"
+    assert "1.39" in row[2]
+
+
+def test_no_verdict_comes_from_before_the_end_of_the_warmup(tmp_path):
+    folders = write_sweep(tmp_path, steps=90)
+    (c,) = compared(*folders, margin=5.0)["comparisons"]
+    assert (c["verdict"], c["final"]) == (None, None)
+    assert "no evaluation after the learning rate's warm-up" in words(compared(*folders))
+
+
+def test_seeds_without_an_evaluation_after_warmup_still_measure_noise(tmp_path):
+    result = compared(*write_sweep(tmp_path, steps=150, eval_every=1000))
+    assert "no seed noise measured" not in words(result)
+    assert "over 3 seeds), mean over the last half" in words(result)
+
+
+def test_unequal_numbers_of_seeds_are_said_as_they_are(tmp_path):
+    a = [write_run(tmp_path / f"a{s}", config(seed=s), curve(1000, seed=s, noise=0.01)) for s in (1, 2, 3)]
+    b = [write_run(tmp_path / f"b{s}", config("rmsnorm", seed=s), curve(1000, seed=s, noise=0.01)) for s in (4, 5)]
+    assert words(compared(*a, *b)).count("over 3 and 2 seeds") == 2
+
+
+def test_pairs_that_share_their_batches_are_said_not_to_be_independent(tmp_path):
+    folders = [
+        write_run(tmp_path / f"{norm}{seed}", config(norm, seed=seed), curve(300))
+        for norm in ("layernorm", "rmsnorm")
+        for seed in (1, 2)
+    ]
+    assert "data_seed repeat, so the pairs are not independent" in words(compared(*folders))
+    assert "independent" not in words(compared(*write_sweep(tmp_path / "sweep")))
+
+
+def test_a_missing_record_is_not_another_setting(tmp_path):
+    a, b = write_run(tmp_path / "a", config(), curve(300)), write_run(tmp_path / "b", config("rmsnorm"), curve(300))
+    (b / "environment.json").write_text('{"data": null}')
+    result = compared(a, b)
+    assert result["differs"] == {"model.norm.kind": ["layernorm", "rmsnorm"]}
+    assert result["unit"] == "nats/token"
+    assert "batches not on record: unpaired" in words(result)
+    assert "unpaired" in markdown(result)
+
+
+def test_a_run_that_diverged_before_its_first_step(tmp_path):
+    a, b = write_run(tmp_path / "a", config(), curve(300)), write_run(tmp_path / "b", config("rmsnorm"), curve(300))
+    (b / "metrics.jsonl").write_text("")
+    (b / "summary.json").write_text('{"status": "diverged"}')
+    assert "No verdict: b diverged at step 0." in words(compared(a, b))
+
+
+def test_runs_from_before_there_was_a_margin(tmp_path):
+    cfg = config()
+    del cfg["compare"]
+    a, b = (
+        write_run(tmp_path / "a", cfg, curve(300)),
+        write_run(tmp_path / "b", config("rmsnorm", compare=None), curve(300)),
+    )
+    assert compared(a, b)["margin"] == 0.01
+
+
 # times
 
 
@@ -259,15 +351,32 @@ def test_the_ratio_of_twins_is_that_of_interleaved_steps(tmp_path):
     times = compared(*timed(tmp_path))["comparisons"][0]["step_time_ratio"]
     assert times["ratio"] == pytest.approx(1.1, rel=0.02)
     assert times["interval"][0] <= 1.1 <= times["interval"][1]
-    assert (times["how"], times["n"]) == ("interleaved", 1)
+    assert (times["how"], times["each"]) == ("interleaved", [])
+    assert "In this process, in these minutes" in words(compared(*timed(tmp_path)))
 
 
 def test_the_ratio_of_several_pairs_is_over_the_pairs(tmp_path):
     result = compared(*timed(tmp_path, seeds=(1, 2, 3)))
     times = result["comparisons"][0]["step_time_ratio"]
     assert times["interval"][0] <= 1.1 <= times["interval"][1]
-    assert (times["how"], times["n"]) == ("interleaved", 3)
-    assert "over 3 pairs of runs, steps interleaved" in words(result)
+    assert (times["how"], len(times["each"])) == ("interleaved", 3)
+    assert "over 3 pairs with their steps interleaved: 1." in words(result)
+
+
+def test_each_candidate_is_timed_against_the_twin_beside_it(tmp_path):
+    """Two candidates, each in lockstep with a baseline of its own; the baselines are equal, and one of them counts."""
+    folders = []
+    for hour, (norm, ms) in enumerate([("rmsnorm", 11.0), ("dyt", 12.0)]):
+        names = [f"ln-beside-{norm}", norm]
+        environment = ENVIRONMENT | {"started": f"2026-01-01T{hour:02}", "lockstep": names}
+        for name, kind, step_ms in zip(names, ("layernorm", norm), (10.0, ms), strict=True):
+            folder = write_run(tmp_path / name, config(kind), curve(600), step_ms=step_ms, environment=environment)
+            folders.append(folder)
+    result = compared(*folders)
+    times = {c["candidate"]: c["step_time_ratio"] for c in result["comparisons"]}
+    assert {time["how"] for time in times.values()} == {"interleaved"}
+    assert times["rmsnorm-pre"]["ratio"] == pytest.approx(1.1, rel=0.02)
+    assert times["dyt-pre"]["ratio"] == pytest.approx(1.2, rel=0.02)
 
 
 def test_separate_runs_have_a_ratio_without_interval_and_it_is_said(tmp_path):
@@ -285,6 +394,10 @@ def test_separate_runs_have_a_ratio_without_interval_and_it_is_said(tmp_path):
     [
         ({"machine": "another", "started": "2026-01-02"}, "another machine"),
         ({"threads": 1, "started": "2026-01-02"}, "another threads"),
+        ({"machine": None, "started": "2026-01-02"}, "the machine is not on record"),
+        ({"before": [ENVIRONMENT | {"machine": "a laptop"}], "started": "2026-01-02"}, "another machine"),
+        ({"before": ["damaged"], "started": "2026-01-02"}, "the machine is not on record"),
+        ({"started": None}, "when the runs began and ended is not on record"),
         ({"versions": {"torch": "2.11.0"}, "started": "2026-01-02"}, "another version of"),
         ({}, "beside each other"),
     ],
@@ -303,13 +416,12 @@ def test_steps_and_seconds_to_the_same_loss(tmp_path):
     slow = np.linspace(3, 1, 2001)[1:1001]  # the same line, reached at the same step: no ratio but 1
     b = write_run(tmp_path / "b", config("rmsnorm"), slow, step_ms=20.0)
     (c,) = compared(a, b)["comparisons"]
-    assert c["to_loss"]["steps"] == pytest.approx(1.0)
+    assert c["to_loss"]["steps"] == {"ratio": pytest.approx(1.0), "interval": None}
     fast = np.linspace(3, 1, 1001)[1:]  # twice as steep
     b = write_run(tmp_path / "b", config("rmsnorm"), fast, step_ms=10.0)
     (c,) = compared(a, b)["comparisons"]
-    assert c["to_loss"]["loss"] == pytest.approx(2.0)
-    assert c["to_loss"]["steps"] == pytest.approx(0.5, abs=0.01)
-    assert c["to_loss"]["seconds"] == pytest.approx(0.5, abs=0.02)
+    assert c["to_loss"]["steps"]["ratio"] == pytest.approx(0.5, abs=0.01)
+    assert c["to_loss"]["seconds"] is None  # when they ran is not on record
 
 
 # siblings

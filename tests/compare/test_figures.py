@@ -104,7 +104,7 @@ def late(pair: dict) -> dict:
 
 SAID = {
     "four": ["C − A", "tolerance ±0.02", "and 1 more", "(3 runs)", "\n10.5 ms\n"],
-    "pair": ["A  layernorm-pre", "B − A, rmsnorm-pre against layernorm-pre: No verdict from one seed"],
+    "pair": ["A  layernorm-pre", "B − A, rmsnorm-pre against layernorm-pre, on the same batches: No verdict"],
     "seeds alone": ["This is noise"],
     "short": ["no gap: no step after the learning"],
     "no interval": ["too few steps for an interval"],

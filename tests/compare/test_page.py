@@ -98,7 +98,8 @@ def test_what_is_missing_is_said(result, tmp_path):
         for curves in variant["series"]["runs"]:
             curves |= {key: [] for key in curves}
     for c in empty["comparisons"]:
-        c |= {"gap": None, "why_no_gap": "no step", "final": None, "why_no_final": "no evaluation", "overlap": None}
+        c |= {"gap": None, "why_no_gap": "no step", "final": None, "why_no_final": "no evaluation"}
+        del c["overlap"], c["overlap_paired"]
         c["step_time_ratio"] = {"ratio": None, "why": "another cpu"}
     write_page(empty, tmp_path / "report.html")
     text = without_scripts(tmp_path / "report.html")

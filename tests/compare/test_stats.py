@@ -32,8 +32,8 @@ def test_quantile():
 def test_no_interval_for_short_curves():
     assert mean_interval(np.zeros(249)) is None
     assert mean_interval(np.zeros(250)) == (0.0, 0.0)
-    assert median_interval(np.zeros(19)) is None
-    assert median_interval(np.full(20, 3.0)) == (3.0, 3.0)
+    assert median_interval(np.zeros(49)) is None
+    assert median_interval(np.full(50, 3.0)) == (3.0, 3.0)
 
 
 def test_gap_follows_its_definition():
@@ -64,22 +64,39 @@ def test_the_ratio_is_covered_under_load_that_both_share():
     assert 0.92 <= np.mean(hits) <= 0.98
 
 
-def test_ratio_ignores_warmup_and_needs_twenty_pairs():
-    ms = np.r_[np.full(10, np.nan), np.full(39, 5.0)]
+def test_ratio_ignores_warmup_and_needs_fifty_pairs():
+    ms = np.r_[np.full(10, np.nan), np.full(99, 5.0)]
     assert stats.step_time_ratio(ms, ms) is None
-    ms = np.r_[np.full(10, np.nan), np.full(40, 5.0)]
+    ms = np.r_[np.full(10, np.nan), np.full(100, 5.0)]
     assert stats.step_time_ratio(ms, 2 * ms).median == 2.0
 
 
-@pytest.mark.parametrize("paired", [True, False])
-def test_differences_are_those_of_scipys_tests(paired):
+def test_paired_differences_are_those_of_students_test():
     rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((5, 3)), rng.standard_normal((5 if paired else 4, 3)) * 2 + 1
-    ours = difference(a, b, paired=paired)
-    theirs = scipy_stats.ttest_rel(b, a) if paired else scipy_stats.ttest_ind(b, a, equal_var=False)
-    low, high = theirs.confidence_interval(0.9)
-    assert ours.mean - ours.half_width(0.9) == pytest.approx(low)
-    assert ours.mean + ours.half_width(0.9) == pytest.approx(high)
+    a, b = rng.standard_normal((5, 3)), rng.standard_normal((5, 3)) * 2 + 1
+    ours, theirs = difference(a, b, paired=True), scipy_stats.ttest_rel(b, a).confidence_interval(0.9)
+    assert ours.mean - ours.half_width(0.9) == pytest.approx(theirs.low)
+    assert ours.mean + ours.half_width(0.9) == pytest.approx(theirs.high)
+    assert ours.spread == pytest.approx((b - a).std(axis=0, ddof=1))
+
+
+def test_unpaired_differences_have_welchs_error_and_the_smaller_degrees_of_freedom():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((7, 3)), rng.standard_normal((4, 3)) * 2 + 1
+    ours, theirs = difference(a, b, paired=False), scipy_stats.ttest_ind(b, a, equal_var=False)
+    assert ours.mean / ours.error == pytest.approx(theirs.statistic)
+    assert (ours.df == 3).all()
+    assert (ours.df < theirs.df).all()
+    assert ours.spread == pytest.approx(np.sqrt(a.var(axis=0, ddof=1) + b.var(axis=0, ddof=1)))
+
+
+@pytest.mark.parametrize(("n_a", "n_b", "ratio"), [(2, 10, 4), (2, 10, 1), (10, 2, 4), (3, 3, 4), (2, 3, 0.25)])
+def test_unpaired_verdicts_of_unequal_groups_are_not_wrong_more_often(n_a, n_b, ratio):
+    rng = np.random.default_rng(0)
+    a, b = ratio * rng.standard_normal((n_a, 4000)) * 0.2, 1 + rng.standard_normal((n_b, 4000)) * 0.2
+    d = difference(a, b, paired=False)
+    wrong = (d.mean - d.half_width(0.9) > 1).mean(), (np.abs(d.mean) + d.half_width(0.9) < 1).mean()
+    assert max(wrong) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 4000)
 
 
 def test_one_seed_has_no_spread_and_equal_seeds_none():
@@ -102,7 +119,7 @@ def test_overlap_is_the_share_of_points_within_the_seeds_noise():
 
 def test_verdicts_are_what_the_interval_says():
     def said(mean, error=0.1, df=9):
-        return stats.verdict(Difference(np.float64(mean), np.float64(error), np.float64(df)), margin=1.0)
+        return stats.verdict(Difference(*map(np.float64, (mean, error, df, error))), margin=1.0)
 
     half = scipy_stats.t.ppf(0.95, 9) * 0.1
     assert [said(m) for m in (0.0, 1 - half - 1e-6, -1 + half + 1e-6)] == [stats.EQUIVALENT] * 3

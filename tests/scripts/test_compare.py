@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,18 +29,26 @@ def pair(tmp_path):
     return a, write_run(tmp_path / "runs" / "b-optim.lr=0.001", config("rmsnorm"), curve(300, offset=0.01))
 
 
-def test_two_runs_are_compared_in_the_folder_of_the_second(pair, capsys):
+def place_of(*folders) -> Path:
+    return compare.place_of([folder.resolve() for folder in folders])
+
+
+def test_two_runs_are_compared_in_a_folder_beside_them(pair, capsys):
     a, b = pair
-    before = {f.name for f in a.iterdir()}
+    before = {f: f.read_bytes() for f in a.parent.rglob("*") if f.is_file()}
     run_compare(a, b)
     out = capsys.readouterr().out
     assert "rmsnorm-pre minus layernorm-pre, on the same batches" in out
-    assert {f.name for f in b.iterdir()} == before | WRITTEN
-    assert {f.name for f in a.iterdir()} == before
-    result = json.loads((b / "compare.json").read_text())
+    assert {f: f.read_bytes() for f in a.parent.glob("[ab]*/*") if f.is_file()} == before
+    place = place_of(a, b)
+    assert {f.name for f in place.iterdir()} == WRITTEN
+    assert f"wrote {place}/report.html" in out
+    run_compare(b, a)  # the other way round is another comparison
+    assert len(list(a.parent.glob("compare-*"))) == 2
+    result = json.loads((place / "compare.json").read_text())
     assert result["command"].startswith("python")
     assert result["comparisons"][0]["final"]["difference"] == pytest.approx(0.01)
-    assert "| rmsnorm-pre minus layernorm-pre |" in (b / "compare.md").read_text()
+    assert "| rmsnorm-pre minus layernorm-pre |" in (place / "compare.md").read_text()
 
 
 def test_more_go_into_a_folder_of_their_own_which_is_passed_over_next_time(tmp_path, capsys):
@@ -58,7 +67,7 @@ def test_a_report_is_drawn_again_from_its_json_alone(pair, tmp_path, capsys):
     a, b = pair
     run_compare(a, b)
     first = capsys.readouterr().out
-    kept = shutil.copy(b / "compare.json", tmp_path / "kept.json")
+    kept = shutil.copy(place_of(a, b) / "compare.json", tmp_path / "kept.json")
     shutil.rmtree(tmp_path / "runs")
     report.main(parse(report.Options, [str(kept), f"to={tmp_path}/again"]))
     assert capsys.readouterr().out.split("wrote")[0] == first.split("wrote")[0]
@@ -77,7 +86,8 @@ def test_a_report_is_drawn_again_from_its_json_alone(pair, tmp_path, capsys):
         (["{a}", "{b}", "to={a}/config.yaml"], "is a file; it must be a folder"),
         (["{a}", "{b}", "margn=1"], "no option 'margn'; near names: margin"),
         (["{a}", "{b}", "margin=wide"], "margin=wide must be a number"),
-        (["{a}", "{b}", "margin=-1"], "margin=-1.0 must be more than 0"),
+        (["{a}", "{b}", "margin=inf"], "margin=inf must be a number above 0"),
+        (["{a}", "{b}", "margin=-1"], "margin=-1.0 must be a number above 0"),
     ],
 )
 def test_mistakes(pair, words, message):
@@ -89,7 +99,24 @@ def test_mistakes(pair, words, message):
     assert sorted(a.parent.rglob("*")) == before
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}"])
+def test_names_are_printed_as_they_are(tmp_path, capsys):
+    a = write_run(tmp_path / "[b]a :smile:", config(data__source="x[/b]y"), curve(300))
+    b = write_run(tmp_path / "b [x]", config(data__source="[red]"), curve(300))
+    run_compare(a, b, f"to={tmp_path}/out [y]")
+    out = capsys.readouterr().out
+    for words in ("source=x[/b]y", "source=[red]", f"wrote {tmp_path}/out [y]/report.html"):
+        assert words in out
+
+
+def test_a_place_that_cannot_be_written_is_said_without_a_traceback(pair):
+    words = [sys.executable, "-m", "scripts.compare", *pair, "to=/proc/nowhere"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: /proc/nowhere")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"variants": [], "comparisons": [], "unit": "x"}'])
 def test_a_report_of_nothing(tmp_path, content):
     if content is not None:
         (tmp_path / "compare.json").write_text(content)

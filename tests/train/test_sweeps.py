@@ -75,7 +75,7 @@ class Diverged(UserError):
 
 
 def test_after_a_sweep_the_hook_gets_the_runs_of_all_jobs_in_their_order(sweep):
-    status, [(group, runs_dir, folders, wandb)], err = sweep(
+    status, [(runs_dir, folders, failed, wandb)], err = sweep(
         pretend, "norm=rmsnorm", "seed=5,2,3,4", "against=pre", "placement=post"
     )
     assert status == 1
@@ -83,15 +83,10 @@ def test_after_a_sweep_the_hook_gets_the_runs_of_all_jobs_in_their_order(sweep):
         seed + placement for seed in ("s5", "s2", "s4") for placement in ("post", "pre")
     ]
     assert all(f.parent == runs_dir == Path("runs") for f in folders)
-    assert group == wandb.group
-    assert group.startswith("sweep-")
-    lines = err.splitlines()
-    assert lines[-4:] == [
-        "3 jobs failed:",
-        "  seed=2: diverged: loss nan",
-        "  seed=3: failed: refused",
-        "  seed=4: failed: KeyError: 'ours'",
-    ]
+    assert wandb.group.startswith("sweep-")
+    assert failed == ["seed=2: diverged: loss nan", "seed=3: failed: refused", "seed=4: failed: KeyError: 'ours'"]
+    assert err.splitlines()[-4:] == ["3 jobs failed:", *(f"  {line}" for line in failed)]
+    assert not list((runs_dir / ".sweep").glob(f"{wandb.group.removeprefix('sweep-')}*"))  # what was noted is read
 
 
 def test_the_hook_is_not_called_without_a_run_and_its_own_mistakes_are_told(sweep):
@@ -120,9 +115,9 @@ def test_the_users_own_group_and_the_losses_for_sweepers(sweep, monkeypatch):
         return pretend(configs)
 
     monkeypatch.setattr(sweeper, "sweep", noted)
-    status, [(group, *_)], _ = sweep(task, "seed=1,3,7", "wandb.group=mine")
+    status, [(*_, wandb)], _ = sweep(task, "seed=1,3,7", "wandb.group=mine")
     assert status == 1
-    assert group == "mine"
+    assert wandb.group == "mine"
     assert groups == ["mine"] * 3
     assert losses == [0.5, pytest.approx(float("nan"), nan_ok=True), 3.5]
 
@@ -163,9 +158,9 @@ def test_records_of_an_earlier_call_do_not_count(tmp_path):
     for job in (0, 1):
         first.write(Record(job, [f"seed={job + 1}"], "finished"))
     second.write(Record(1, ["seed=2"], "failed", message="why"))
-    assert second.folder == first.folder
+    assert second.hash == first.hash
     assert [r.status for r in second.records()] == ["not run", "failed"]
-    assert [r.status for r in first.records()] == ["finished", "not run"]
+    assert [r.status for r in first.records()] == ["finished", "finished"]
     assert json.loads((first.folder / "0.json").read_text())["status"] == "finished"
 
 
