@@ -37,7 +37,8 @@ from training.run import Diverged, Run, resume
 from training.stop import StopSignal
 from training.terminal import Screen
 from training.timing import forget_process_peak, process_peak_mib
-from training.tracker import Tracker, log_comparison_run, wandb_mode
+from training.tracker import Tracker
+from training.wandb_page import log_comparison_run, wandb_mode
 
 HASHED_STEPS = (0, 1, 100)
 

@@ -210,7 +210,7 @@ def compare_validation(pairing: Pairing, *, unit: str, margin: float) -> dict:
     over_seeds = stats.difference(a_end, b_end, paired=pairing.paired)
     if over_seeds:
         final |= {"interval": over_seeds.interval(0.90), "sd": float(over_seeds.spread)}
-        result["verdict"] = stats.verdict(over_seeds, margin)
+        result["verdict"] = str(stats.verdict(over_seeds, margin))
         if result["verdict"] == stats.UNDECIDED:
             need, n = stats.seeds_needed(float(over_seeds.mean), final["sd"], margin), min(len(a), len(b))
             result["more_seeds"] = need and max(need - n, 1)

@@ -125,7 +125,7 @@ def verdict_sentence(comparison: dict, unit: str) -> str:
     apart = f"the {where} differs by {final['difference']:+.4f} {unit}"
     if "interval" not in final:
         if c["noise"]:
-            return f"This is noise: {apart}, and no setting does."
+            return f"This is noise: {apart}, between equal settings."
         return f"No verdict from one seed: {apart}, but one seed cannot tell {c['candidate']} from {c['baseline']}."
     apart = f"over {_count(c['n_seeds'])} {apart} ({_interval(final['interval'], level=90)})"
     margin = f"±{c['margin']:.3g} {unit}"

@@ -175,16 +175,15 @@ def overlap(curves: Difference) -> float:
     return float(np.mean(np.abs(curves.mean) <= curves.half_width(0.95)))
 
 
-def verdict(final: Difference, margin: float) -> str:
-    """What the 90 % interval says: inside +-margin "equivalent", outside "different", else "not enough seeds".
+def verdict(final: Difference, margin: float) -> np.ndarray:
+    """What the 90 % interval says: inside +-margin "equivalent", outside "different", else "not enough seeds"; (...).
 
     Two one-sided tests at 5 % (Schuirmann 1987); "different" is the same with the hypotheses exchanged, so that either
     word is wrong at most one time in twenty.
     """
-    low, high = final.interval(0.90)
-    if -margin < low and high < margin:
-        return EQUIVALENT
-    return DIFFERENT if low > margin or high < -margin else UNDECIDED
+    low, high = final.mean - final.half_width(0.90), final.mean + final.half_width(0.90)
+    inside, outside = (-margin < low) & (high < margin), (low > margin) | (high < -margin)
+    return np.select([inside, outside], [EQUIVALENT, DIFFERENT], UNDECIDED)
 
 
 def verdict_power(n: int, *, mean: float, sd: float, margin: float) -> tuple[float, float]:

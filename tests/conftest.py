@@ -21,7 +21,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import train
-from configs.cli import command, to_config
+from configs.cli import to_config
 from configs.schema import Config, register
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,7 +87,7 @@ def train_py(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         capsys.readouterr()
         try:
-            command(train.train)()
+            train.main()
             status = 0
         except SystemExit as e:
             status = e.code or 0

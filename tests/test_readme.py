@@ -6,10 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from compare.figures import draw
 from scripts import bench_dispatch, check_stats, compile_ahead
 from scripts.report import render
 from scripts.results import read
@@ -116,6 +118,19 @@ def test_every_committed_result_is_quoted():
     committed = {str(f.relative_to(ROOT)) for f in (ROOT / "results").rglob("*.json")}
     assert committed
     assert committed == set(re.findall(r"`(results/\S+\.json)`", README))
+
+
+PINNED = re.search(r"^matplotlib==(.*)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)[1]
+
+
+@pytest.mark.skipif(version("matplotlib") != PINNED, reason="another matplotlib draws other bytes")
+def test_every_picture_is_drawn_from_the_result_beside_it(tmp_path):
+    pictures = sorted((ROOT / "results").rglob("*.png"))
+    assert pictures
+    for picture in pictures:
+        assert f"({picture.relative_to(ROOT)})" in README
+        draw(json.loads(picture.with_suffix(".json").read_text()), tmp_path / "again.png")
+        assert (tmp_path / "again.png").read_bytes() == picture.read_bytes()
 
 
 def test_every_folder_and_file_named_exists():

@@ -22,7 +22,8 @@ from training.optim import build_optimizer, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
 from training.timing import WARMUP_STEPS, now, peak_flops
-from training.tracker import Tracker, cut_metrics, new_run_id, start_wandb
+from training.tracker import Tracker, cut_metrics
+from training.wandb_page import new_run_id, start_wandb
 
 
 class Diverged(UserError):

@@ -18,7 +18,8 @@ from tests.conftest import ROOT
 from tests.train.runs import metrics, run, twin_of
 from tests.train.wandb_server import WandbServer, nobody
 from training.config import WandbMode
-from training.tracker import Tracker, log_comparison_run, start_wandb, teardown
+from training.tracker import Tracker
+from training.wandb_page import log_comparison_run, start_wandb, teardown
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +213,7 @@ print("closed", flush=True)
 
 
 def test_a_server_that_goes_between_twins_leaves_the_first_its_page(tmp_path, online, monkeypatch, capsys):
-    monkeypatch.setattr("training.tracker.INIT_TIMEOUT_S", 1)
+    monkeypatch.setattr("training.wandb_page.INIT_TIMEOUT_S", 1)
     with WandbServer() as server:
         online(server.url)
         for name in "ab":
@@ -285,7 +286,7 @@ def test_a_comparison_is_attached_to_an_offline_run(tmp_path, comparison):
 
 
 def test_attaching_to_a_server_that_hangs_is_bounded(tmp_path, comparison, online, capfd, monkeypatch):
-    monkeypatch.setattr("training.tracker.ATTACH_TIMEOUT_S", 1)
+    monkeypatch.setattr("training.wandb_page.ATTACH_TIMEOUT_S", 1)
     with WandbServer() as server:
         online(server.url)
         tracker = Tracker(tmp_path, start(tmp_path, WandbMode.online))
@@ -319,7 +320,7 @@ def test_a_sweeps_comparison_is_one_run_however_often_it_is_made(tmp_path, compa
     teardown()
     with nobody("refuses") as url:
         monkeypatch.setenv("WANDB_BASE_URL", url)
-        monkeypatch.setattr("training.tracker.INIT_TIMEOUT_S", 1)
+        monkeypatch.setattr("training.wandb_page.INIT_TIMEOUT_S", 1)
         log_comparison_run(tmp_path / "away", mode=WandbMode.online, **about)
     (log,) = (tmp_path / "away").glob("wandb/offline-run-*/*.wandb")
     assert log.name == f"run-{made[0]['name']}.wandb"  # the same run, once `wandb sync` sends it

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from training.config import WandbMode
-from training.tracker import Tracker, cut_metrics, has_wandb_key, lowest, wandb_mode
+from training.tracker import Tracker, cut_metrics, lowest
+from training.wandb_page import has_wandb_key, wandb_mode
 
 
 def lines(folder) -> list[dict]:
