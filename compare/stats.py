@@ -191,8 +191,7 @@ def verdict_power(n: int, *, mean: float, sd: float, margin: float) -> tuple[flo
 
     `sd` is that of the paired differences, or of the difference of two single runs where unpaired. Exact for normal,
     paired noise: the normal probability given the estimated spread, averaged over that spread's chi distribution (Owen
-    1965; Phillips 1990 for the two one-sided tests). Unpaired it is a little low: Welch has n - 1 degrees of freedom or
-    more.
+    1965; Phillips 1990 for the two one-sided tests). Unpaired it holds where it is high, as for `seeds_needed`.
     """
     from scipy.stats import chi2, norm, t
 

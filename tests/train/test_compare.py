@@ -87,7 +87,7 @@ def test_a_sweep_says_in_its_comparison_which_job_failed(train_py, words, tmp_pa
     assert done.returncode == 1
     (place,) = (tmp_path / "runs").glob("sweep-*")
     result = compared(place)
-    assert sum("did not finish: optim.lr=1e30" in note for note in result["notes"]) == 2
+    assert sum("did not finish" in note and "optim.lr=1e30: diverged" in note for note in result["notes"]) == 2
     (c,) = result["comparisons"]
     assert c["verdict"] == "diverged"
     assert "diverged at step" in (place / "compare.md").read_text()
