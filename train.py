@@ -237,14 +237,14 @@ def report(
             tracker.attach(comparison_rows(result), *written[-2:])
 
 
-def compare_sweep(runs_dir: Path, folders: list[Path], failed: list[str], wandb: WandbConfig) -> None:
+def compare_sweep(runs_dir: Path, folders: list[Path], missing: list[str], wandb: WandbConfig) -> None:
     """One comparison over all runs of a sweep that ended: printed, in a folder beside them, on a W&B run of its own."""
     runs = [run for run in map(load_run, folders) if run.status in ("finished", "diverged")]
     runs.sort(key=lambda run: run.config["against"] is not None)  # baselines first
     if len(runs) < 2:
         return say("fewer than two runs of the sweep have ended: nothing to compare")
     result = compare(runs) | {"command": typed_command()}
-    result["notes"] += [f"a job of the sweep did not finish: {line}" for line in failed]
+    result["notes"] += [f"a job of the sweep did not finish: {line}" for line in missing]
     console().print(shown(result))
     place = runs_dir / ("sweep-" + re.sub(r"[^\w.=-]+", "_", wandb.group.removeprefix("sweep-")))
     *_, png, html = write_comparison(result, place)

@@ -207,12 +207,13 @@ def finish(sweep: Sweep, after_sweep: AfterSweep | None) -> int:
     records = sweep.records()
     folders = list(dict.fromkeys(Path(folder) for record in records for folder in record.folders))
     shared = set.intersection(*(set(record.overrides) for record in records)) if records else set()
-    failed = [record.line(shared) for record in records if record.status != "finished"]
+    failed = {record.line(shared): record for record in records if record.status != "finished"}
+    missing = [line for line, record in failed.items() if record.status != "diverged"]
     shutil.rmtree(sweep.folder, ignore_errors=True)  # it is all read
     status = 0
     try:
         if after_sweep and folders:
-            after_sweep(sweep.runs_dir, folders, failed, sweep.wandb)
+            after_sweep(sweep.runs_dir, folders, missing, sweep.wandb)
     except Exception as error:
         if explain(error) is None:
             traceback.print_exc()
@@ -261,8 +262,8 @@ def command(task: Callable[[list[Config]], float], after_sweep: AfterSweep | Non
     """Turns `task(configs)` into a program's entry point. Exits 2 after a user's mistake, 130 after Ctrl-C.
 
     In a sweep a job that fails says so and the others go on; the sweep then ends with exit status 1. Once all have
-    ended, `after_sweep(runs_dir, folders, failed, wandb)` gets the runs of all jobs, a twin after its run, and a line
-    for each job that did not finish; wandb.group is the sweep's.
+    ended, `after_sweep(runs_dir, folders, missing, wandb)` gets the runs of all jobs, a twin after its run, and a line
+    for each job that neither finished nor diverged; wandb.group is the sweep's.
     """
 
     @functools.wraps(task)

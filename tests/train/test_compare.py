@@ -82,12 +82,15 @@ def test_a_sweep_ends_with_one_comparison_over_its_seeds(train_py, words, tmp_pa
     assert json.loads((place / "compare.json").read_text()) == json.loads(before)
 
 
-def test_a_sweep_says_in_its_comparison_which_job_failed(train_py, words, tmp_path):
-    done = train_py("-m", *words, "seed=1,2", "optim.warmup=0", "train.log_every=1", "optim.lr=1e-3,1e30")
+def test_a_sweep_says_in_its_comparison_what_diverged_and_what_is_missing(train_py, words, tmp_path):
+    words = [w for w in words if not w.startswith("model.block_size")] + ["train.log_every=1", "optim.warmup=0"]
+    done = train_py("-m", *words, "optim.lr=1e-3,1e30", "model.block_size=16,100000")
     assert done.returncode == 1
+    assert "3 jobs failed" in done.stderr
     (place,) = (tmp_path / "runs").glob("sweep-*")
     result = compared(place)
-    assert sum("did not finish" in note and "optim.lr=1e30: diverged" in note for note in result["notes"]) == 2
+    assert sum("diverged at step 2" in note for note in result["notes"]) == 1
+    assert sum("did not finish" in note and "block_size=100000" in note for note in result["notes"]) == 2
     (c,) = result["comparisons"]
     assert c["verdict"] == "diverged"
     assert "diverged at step" in (place / "compare.md").read_text()

@@ -75,7 +75,7 @@ class Diverged(UserError):
 
 
 def test_after_a_sweep_the_hook_gets_the_runs_of_all_jobs_in_their_order(sweep):
-    status, [(runs_dir, folders, failed, wandb)], err = sweep(
+    status, [(runs_dir, folders, missing, wandb)], err = sweep(
         pretend, "norm=rmsnorm", "seed=5,2,3,4", "against=pre", "placement=post"
     )
     assert status == 1
@@ -84,8 +84,9 @@ def test_after_a_sweep_the_hook_gets_the_runs_of_all_jobs_in_their_order(sweep):
     ]
     assert all(f.parent == runs_dir == Path("runs") for f in folders)
     assert wandb.group.startswith("sweep-")
-    assert failed == ["seed=2: diverged: loss nan", "seed=3: failed: refused", "seed=4: failed: KeyError: 'ours'"]
-    assert err.splitlines()[-4:] == ["3 jobs failed:", *(f"  {line}" for line in failed)]
+    assert missing == ["seed=3: failed: refused", "seed=4: failed: KeyError: 'ours'"]
+    lines = ["seed=2: diverged: loss nan", *missing]
+    assert err.splitlines()[-4:] == ["3 jobs failed:", *(f"  {line}" for line in lines)]
     assert not list((runs_dir / ".sweep").glob(f"{wandb.group.removeprefix('sweep-')}*"))  # what was noted is read
 
 
