@@ -35,7 +35,7 @@ def compare(
         raise UserError("a comparison needs two runs that differ; one is only itself")
     last = runs[-1]
     if last_only:
-        variants.sort(key=lambda variant: any(run is last for run in variant.runs))
+        variants.sort(key=lambda variant: last in variant.runs)
     own = {"margin": MARGIN, "tolerance": TOLERANCE} | (last.config.get("compare") or {})
     unit = "bits/byte" if len(_tokenizers(runs)) > 1 else "nats/token"
     # one margin for all, by the tokenizer of the longest tokens: the strictest
@@ -69,9 +69,8 @@ def notes(variants: list[Variant], unit: str, margin: float) -> list[str]:
     if len({run.settings[COMMIT] for variant in variants for run in variant.runs}) > 1:
         said.append("the runs were made by different commits of the code")
     for variant in variants:
-        counted = variant.counted
         for run in variant.runs:
-            left_out = "" if any(run is other for other in counted) else ", and is left out"
+            left_out = "" if run in variant.counted else ", and is left out"
             if run.diverged_at is not None:
                 said.append(f"{run.name} diverged at step {run.diverged_at}")
             elif run.status in UNFINISHED or left_out:
@@ -101,7 +100,7 @@ def describe(variant: Variant, unit: str) -> dict:
     runs = []
     for run in variant.runs:
         about = {"name": run.name, "seed": run.seeds[0], "data_seed": run.seeds[1], "status": run.status}
-        about |= {"diverged_at": run.diverged_at, "counted": any(run is other for other in variant.counted)}
+        about |= {"diverged_at": run.diverged_at, "counted": run in variant.counted}
         runs.append(run.summary | summarize(run) | about)
     return {
         "label": variant.label,
@@ -119,7 +118,7 @@ def compare_variants(a: Variant, b: Variant, *, unit: str, margin: float, tolera
     """How far candidate B lies from baseline A; None for what cannot be had, with the reason in words."""
     pairing = pair(a, b)
     differs = {key: [a.values[key], b.values[key]] for key in a.values if a.values[key] != b.values[key]}
-    used = {id(run) for run in pairing.runs} | {id(run) for run in a.spare}
+    sides = ((a, pairing.a), (b, pairing.b))
     result = {
         "baseline": a.label,
         "candidate": b.label,
@@ -128,7 +127,7 @@ def compare_variants(a: Variant, b: Variant, *, unit: str, margin: float, tolera
         "pairing": pairing.words,
         "paired": pairing.paired,
         "n_seeds": [len(pairing.a), len(pairing.b)],
-        "alone": [run.name for run in a.counted + b.counted if id(run) not in used],
+        "alone": [r.name for v, used in sides for r in v.counted if r.seeds not in {u.seeds for u in used}],
         "diverged": [
             f"{r.name} diverged at step {r.diverged_at}" for r in a.runs + b.runs if r.diverged_at is not None
         ],

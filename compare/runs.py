@@ -34,7 +34,7 @@ SIBLING_KEYS = ("model.norm.kind", "model.placement")
 COMMIT = "environment.commit"
 
 
-@dataclass
+@dataclass(eq=False)
 class RunRecord:
     """One run's curves. Training arrays have one entry a step, NaN where a step has no such number."""
 
