@@ -275,29 +275,33 @@ def comparable_times(pairing: Pairing) -> str | None:
 
 def compare_times(pairing: Pairing) -> dict:
     """Step time of B over that of A; over steps in turn for one pair of twins, over pairs or seeds for several."""
-    nothing = {"ratio": None, "interval": None, "each": []}
+    disturbed = sum(int((run.timed & np.isnan(run.undisturbed_ms)).sum()) for run in pairing.runs)
+    nothing = {"ratio": None, "interval": None, "each": [], "disturbed": disturbed}
     if why := comparable_times(pairing):
         return nothing | {"why": why}
+    few = nothing | {"why": "too few timed steps" + (", for another process had the cores" if disturbed else "")}
     if pairing.paired and all(map(lockstep, pairing.a, pairing.b)):
         found = [stats.step_time_ratio(*_timed(a, b)) for a, b in zip(pairing.a, pairing.b, strict=True)]
         if not all(found):
-            return nothing | {"why": "too few timed steps"}
+            return few
         if len(found) == 1:
-            return {"ratio": found[0].median, "interval": found[0].interval, "how": "interleaved", "each": []}
+            return nothing | {"ratio": found[0].median, "interval": found[0].interval, "how": "interleaved"}
         a, b = np.zeros(len(found)), np.log([ratio.median for ratio in found])
         over, how, each = stats.difference(a, b, paired=True), "interleaved", rounded(np.exp(b))
     else:
-        medians = [
-            [np.median(run.step_ms[run.timed]) for run in side if run.timed.any()] for side in (pairing.a, pairing.b)
+        known = [
+            [run.undisturbed_ms[np.isfinite(run.undisturbed_ms)] for run in side] for side in (pairing.a, pairing.b)
         ]
+        medians = [[np.median(ms) for ms in side if len(ms)] for side in known]
         if not all(medians):
-            return nothing | {"why": "too few timed steps"}
+            return few
         a, b = map(np.log, medians)
         over, how, each = stats.difference(a, b, paired=False), "separate runs", []
     interval = np.exp(over.interval(0.95)).tolist() if over else None
-    return {"ratio": float(np.exp(b.mean() - a.mean())), "interval": interval, "how": how, "each": each}
+    ratio = float(np.exp(b.mean() - a.mean()))
+    return nothing | {"ratio": ratio, "interval": interval, "how": how, "each": each}
 
 
 def _timed(a: RunRecord, b: RunRecord) -> tuple[np.ndarray, np.ndarray]:
     steps = _common([a.step, b.step])
-    return a.step_ms[np.searchsorted(a.step, steps)], b.step_ms[np.searchsorted(b.step, steps)]
+    return a.undisturbed_ms[np.searchsorted(a.step, steps)], b.undisturbed_ms[np.searchsorted(b.step, steps)]

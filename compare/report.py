@@ -99,13 +99,16 @@ def _time_lines(times: dict, n_seeds: list[int]) -> list[str]:
         return [f"step time ratio  not measured: {times['why']}"]
     interval = f" ({_interval(times['interval'], '.3f')})" if times["interval"] else ""
     head = f"step time ratio  {times['ratio']:.3f}{interval}"
+    left_out = [f"{times['disturbed']} steps do not count in it, for another process had the cores"]
+    left_out = left_out if times.get("disturbed") else []
     if times["how"] == "separate runs":
-        return [f"{head}, separate runs of {_count(n_seeds)}: the machine's drift is in it"]
+        return [f"{head}, separate runs of {_count(n_seeds)}: the machine's drift is in it", *left_out]
     if times["each"]:
         each = ", ".join(f"{ratio:.3f}" for ratio in times["each"])
-        return [f"{head}, over {len(times['each'])} pairs with their steps interleaved: {each}"]
+        return [f"{head}, over {len(times['each'])} pairs with their steps interleaved: {each}", *left_out]
     return [
         f"{head}, steps interleaved",
+        *left_out,
         "In this process, in these minutes: where memory lies and what else runs move the ratio too.",
     ]
 

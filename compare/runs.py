@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 
 from errors import UserError
 
+WHOLE_SHARE = 0.9  # of its cores: a step that had less was disturbed by another process
 FINAL_SHARE = 0.1  # of the steps, whose mean is the final training loss: single batches are noisy
 
 # keys that may differ between a run and its resumption: they do not shape its numbers
@@ -49,6 +51,8 @@ class RunRecord:
     """Training loss, nats per token."""
     step_ms: np.ndarray
     """Milliseconds; NaN in the steps that warm a process up."""
+    undisturbed_ms: np.ndarray
+    """The same, NaN also where another process had the cores."""
     val_step: np.ndarray
     val_loss: np.ndarray
     val_bpb: np.ndarray
@@ -140,6 +144,12 @@ def flat(config: dict, prefix: str = "") -> dict:
     return items
 
 
+def undisturbed_ms(record: dict) -> float:
+    """Milliseconds of a step in which this process had the cores it asked for; NaN for others and for warm-up."""
+    ms, share = record.get("time/step_ms"), record.get("time/cpu_share")
+    return math.nan if ms is None or (share is not None and share < WHOLE_SHARE) else ms
+
+
 def is_run(folder: Path) -> bool:
     return (folder / "config.yaml").exists()
 
@@ -148,9 +158,11 @@ def load_run(folder: Path) -> RunRecord:
     """Reads a run's folder; UserError where it holds no run. A last line that a killed writer tore off is left out."""
     config = read_config(folder)
     records, damaged = read_records(folder / "metrics.jsonl")
-    trained = [(r["step"], r["train/loss"], r.get("time/step_ms")) for r in records if "train/loss" in r]
+    trained = [
+        (r["step"], r["train/loss"], r.get("time/step_ms"), undisturbed_ms(r)) for r in records if "train/loss" in r
+    ]
     evaluated = [(r["step"], r["val/loss"], r.get("val/bpb")) for r in records if "val/loss" in r]
-    step, loss, step_ms = np.array(trained, dtype=float).reshape(-1, 3).T  # null becomes NaN
+    step, loss, step_ms, undisturbed = np.array(trained, dtype=float).reshape(-1, 4).T  # null becomes NaN
     val_step, val_loss, val_bpb = np.array(evaluated, dtype=float).reshape(-1, 3).T
     return RunRecord(
         folder=folder,
@@ -160,6 +172,7 @@ def load_run(folder: Path) -> RunRecord:
         step=step.astype(int),
         loss=loss,
         step_ms=step_ms,
+        undisturbed_ms=undisturbed,
         val_step=val_step.astype(int),
         val_loss=val_loss,
         val_bpb=val_bpb,
@@ -167,7 +180,7 @@ def load_run(folder: Path) -> RunRecord:
     )
 
 
-NUMBERS = ("train/loss", "time/step_ms", "val/loss", "val/bpb")
+NUMBERS = ("train/loss", "time/step_ms", "time/cpu_share", "val/loss", "val/bpb")
 
 
 def read_records(path: Path) -> tuple[list[dict], int | None]:
@@ -248,7 +261,7 @@ def siblings(folder: Path) -> list[Path]:
 def settings_of(folder: Path) -> dict:
     """The settings of a run, whatever it ran on, without reading its curves."""
     nothing = np.zeros(0)
-    run = RunRecord(folder, read_config(folder), _read_json(folder / "environment.json"), {}, *[nothing] * 6)
+    run = RunRecord(folder, read_config(folder), _read_json(folder / "environment.json"), {}, *[nothing] * 7)
     return {key: value for key, value in run.settings.items() if not key.startswith("environment.")}
 
 

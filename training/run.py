@@ -8,7 +8,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from compare.runs import is_run, load_run, run_label, summarize
+from compare.runs import is_run, load_run, run_label, summarize, undisturbed_ms
 from data.tokens import TokenData
 from errors import UserError
 from files import write_json, write_text
@@ -21,7 +21,7 @@ from training.folder import folder_of, plain, with_history
 from training.optim import build_optimizer, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
-from training.timing import WARMUP_STEPS, now, peak_flops
+from training.timing import WARMUP_STEPS, cpu_seconds, now, peak_flops
 from training.tracker import Tracker, cut_metrics
 from training.wandb_page import new_run_id, start_wandb
 
@@ -52,7 +52,7 @@ class Run:
         self.wandb_id = new_run_id()
         self.pending: list[tuple[dict, Tensor, Tensor]] = []
         self.losses: list[float] = []
-        self.step_ms: list[float] = []  # NaN while the process warms up
+        self.step_ms: list[float] = []  # NaN where undisturbed_ms is
         self.n_timed = 0
         state = checkpoint.optim_tensors(self.model, self.optimizer) | checkpoint.model_tensors(self.model)
         self.own_bytes = sum(t.nbytes for t in state.values())  # held between steps, as a twin holds its own
@@ -97,14 +97,14 @@ class Run:
         o = self.cfg.optim
         return lr_at(step, peak=o.lr, floor=o.min_lr, warmup=o.warmup, total=self.cfg.train.steps, shape=o.schedule)
 
-    def _start_clock(self) -> float:
+    def _start_clock(self) -> tuple[float, float | None]:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self.others_bytes = torch.cuda.memory_allocated(self.device) - self.own_bytes
-        return now(self.device)
+        return now(self.device), cpu_seconds(self.device)
 
-    def _stop_clock(self, began: float, n_tokens: int) -> dict[str, float]:
-        seconds = now(self.device) - began
+    def _stop_clock(self, began: tuple[float, float | None], n_tokens: int) -> dict[str, float]:
+        seconds = now(self.device) - began[0]
         self.n_timed += 1
         if self.n_timed <= WARMUP_STEPS:
             return {"time/warmup_ms": 1e3 * seconds}
@@ -112,6 +112,8 @@ class Run:
             peak = (torch.cuda.max_memory_allocated(self.device) - self.others_bytes) / 2**20
             self.peak_memory_mib = max(peak, self.peak_memory_mib or 0)
         times = {"time/step_ms": 1e3 * seconds, "time/tokens_per_s": n_tokens / seconds}
+        if began[1] is not None:
+            times["time/cpu_share"] = (cpu_seconds(self.device) - began[1]) / seconds / torch.get_num_threads()
         if self.peak_flops:
             times["time/mfu"] = self.model.flops_per_token() * n_tokens / seconds / self.peak_flops
         return times
@@ -131,7 +133,7 @@ class Run:
                 if not math.isfinite(loss + norm):
                     break  # no update was made from here on
         self.losses += [record["train/loss"] for record in records]
-        self.step_ms += [record.get("time/step_ms", math.nan) for record in records]
+        self.step_ms += [undisturbed_ms(record) for record in records]
         self.tracker.log(records)
         return records
 
@@ -251,7 +253,7 @@ class Run:
         self.best_val_loss, self.wandb_id = state["best_val_loss"], state["wandb_id"]
         cut_metrics(self.folder / "metrics.jsonl", step)
         curves = load_run(self.folder)
-        self.losses, self.step_ms = curves.loss.tolist(), curves.step_ms.tolist()
+        self.losses, self.step_ms = curves.loss.tolist(), curves.undisturbed_ms.tolist()
 
     def summarize(self, status: str, process_peak: float | None) -> dict:
         """Writes summary.json from what was recorded, and returns it.

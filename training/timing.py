@@ -1,6 +1,7 @@
 """Step times, and the share of the machine's peak that they reach."""
 
 import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,16 @@ PEAK_BF16_FLOPS = {
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H200": 989e12,
 }
+
+
+def cpu_seconds(device: torch.device) -> float | None:
+    """CPU time of this process so far, where its share of the cores tells whether another process had them.
+
+    Idle threads of OpenMP spin, so that an undisturbed step uses its threads all the time: close to 100 %, and on two
+    cores little more than 50 % beside a busy process. None on a GPU, and where threads are told to sleep instead.
+    """
+    passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+    return None if device.type != "cpu" or passive else time.process_time()
 
 
 def now(device: torch.device) -> float:

@@ -330,7 +330,14 @@ def test_runs_from_before_there_was_a_margin(tmp_path):
 # times
 
 
-def timed(tmp_path, *, seeds=(1,), lockstep=True, **changes) -> list[Path]:
+def test_twins_of_which_one_was_trained_again_are_separate_runs(tmp_path):
+    a, b = timed(tmp_path)
+    (b / "environment.json").write_text((b / "environment.json").read_text().replace("2026-01-01T01", "2026-01-03"))
+    (b / "summary.json").write_text('{"status": "finished", "ended": "2026-01-04"}')
+    assert compared(a, b)["comparisons"][0]["step_time_ratio"]["how"] == "separate runs"
+
+
+def timed(tmp_path, *, seeds=(1,), lockstep=True, shares=None, **changes) -> list[Path]:
     """Twins of 10 and 11 ms a step."""
     folders = []
     for seed in seeds:
@@ -339,7 +346,7 @@ def timed(tmp_path, *, seeds=(1,), lockstep=True, **changes) -> list[Path]:
             environment = ENVIRONMENT | {"started": f"2026-01-01T0{seed}", "lockstep": names if lockstep else []}
             environment |= changes if norm == "rmsnorm" else {}
             folder = write_run(
-                tmp_path / name, config(norm, seed=seed), curve(600), step_ms=ms, environment=environment
+                tmp_path / name, config(norm, seed=seed), curve(600), step_ms=ms, shares=shares, environment=environment
             )
             ended = {"status": "finished", "ended": f"2026-01-01T0{seed + 1}"}
             (folder / "summary.json").write_text(json.dumps(ended))
@@ -351,8 +358,27 @@ def test_the_ratio_of_twins_is_that_of_interleaved_steps(tmp_path):
     times = compared(*timed(tmp_path))["comparisons"][0]["step_time_ratio"]
     assert times["ratio"] == pytest.approx(1.1, rel=0.02)
     assert times["interval"][0] <= 1.1 <= times["interval"][1]
-    assert (times["how"], times["each"]) == ("interleaved", [])
+    assert (times["how"], times["each"], times["disturbed"]) == ("interleaved", [], 0)
     assert "In this process, in these minutes" in words(compared(*timed(tmp_path)))
+
+
+def test_steps_beside_a_busy_process_do_not_count_in_the_ratio(tmp_path):
+    shares = np.where(np.arange(600) % 100 < 60, 0.55, 1.0)
+    result = compared(*timed(tmp_path, shares=shares))
+    times = result["comparisons"][0]["step_time_ratio"]
+    assert times["ratio"] == pytest.approx(1.1, rel=0.02)
+    assert times["disturbed"] == 2 * 350  # of both; the first ten warm up
+    assert "700 steps do not count in it, for another process had the cores" in words(result)
+    assert result["variants"][0]["runs"][0]["time/step_ms"] > 20  # as long as they were
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_machine_that_was_busy_all_the_time_gives_no_ratio(tmp_path, lockstep):
+    a, b = timed(tmp_path, shares=np.full(600, 0.6), lockstep=lockstep)
+    if not lockstep:
+        (a / "summary.json").write_text('{"status": "finished", "ended": "2026-01-01T01"}')
+    times = compared(a, b)["comparisons"][0]["step_time_ratio"]
+    assert (times["ratio"], times["why"]) == (None, "too few timed steps, for another process had the cores")
 
 
 def test_the_ratio_of_several_pairs_is_over_the_pairs(tmp_path):

@@ -118,6 +118,19 @@ def test_step_times_hold_no_evaluation(small, monkeypatch):
     assert all("time/warmup_ms" in r for r in records if "train/loss" in r and r not in timed)
 
 
+def test_steps_tell_how_much_of_the_cores_they_had(small, monkeypatch):
+    def shares(name):
+        records = [json.loads(line) for line in (run(small(f"name={name}")) / "metrics.jsonl").read_text().splitlines()]
+        return [r["time/cpu_share"] for r in records if "time/cpu_share" in r]
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # threads that sleep say nothing of others
+    assert shares("passive") == []
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    active = shares("active")
+    assert len(active) == 20 - WARMUP_STEPS
+    assert all(0 < share < 1.2 for share in active)
+
+
 def test_mfu_is_the_share_of_a_known_peak_and_absent_for_an_unknown_one(small, monkeypatch):
     assert not any("time/mfu" in line for line in (run(small("name=a")) / "metrics.jsonl").read_text().splitlines())
     monkeypatch.setattr("training.run.peak_flops", lambda device, dtype: 1e12)
