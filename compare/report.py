@@ -99,8 +99,8 @@ def _time_lines(times: dict, n_seeds: list[int]) -> list[str]:
         return [f"step time ratio  not measured: {times['why']}"]
     interval = f" ({_interval(times['interval'], '.3f')})" if times["interval"] else ""
     head = f"step time ratio  {times['ratio']:.3f}{interval}"
-    left_out = [f"{times['disturbed']} steps do not count in it, for another process had the cores"]
-    left_out = left_out if times.get("disturbed") else []
+    disturbed = times.get("disturbed", 0)  # results kept before these were counted have none
+    left_out = [f"steps left out   {disturbed}, when another process had the cores"] if disturbed else []
     if times["how"] == "separate runs":
         return [f"{head}, separate runs of {_count(n_seeds)}: the machine's drift is in it", *left_out]
     if times["each"]:

@@ -368,7 +368,7 @@ def test_steps_beside_a_busy_process_do_not_count_in_the_ratio(tmp_path):
     times = result["comparisons"][0]["step_time_ratio"]
     assert times["ratio"] == pytest.approx(1.1, rel=0.02)
     assert times["disturbed"] == 2 * 350  # of both; the first ten warm up
-    assert "700 steps do not count in it, for another process had the cores" in words(result)
+    assert "steps left out   700, when another process had the cores" in words(result)
     assert result["variants"][0]["runs"][0]["time/step_ms"] > 20  # as long as they were
 
 
