@@ -12,7 +12,7 @@ import yaml
 
 from errors import UserError
 
-WHOLE_SHARE = 0.9  # of its cores: a step that had less was disturbed by another process
+MOST_WAIT = 0.05  # of a step that a thread had no core: a step with more was disturbed by another process
 FINAL_SHARE = 0.1  # of the steps, whose mean is the final training loss: single batches are noisy
 
 # keys that may differ between a run and its resumption: they do not shape its numbers
@@ -146,8 +146,8 @@ def flat(config: dict, prefix: str = "") -> dict:
 
 def undisturbed_ms(record: dict) -> float:
     """Milliseconds of a step in which this process had the cores it asked for; NaN for others and for warm-up."""
-    ms, share = record.get("time/step_ms"), record.get("time/cpu_share")
-    return math.nan if ms is None or (share is not None and share < WHOLE_SHARE) else ms
+    ms, waited = record.get("time/step_ms"), record.get("time/wait_share") or 0
+    return math.nan if ms is None or waited > MOST_WAIT else ms
 
 
 def is_run(folder: Path) -> bool:
@@ -180,7 +180,7 @@ def load_run(folder: Path) -> RunRecord:
     )
 
 
-NUMBERS = ("train/loss", "time/step_ms", "time/cpu_share", "val/loss", "val/bpb")
+NUMBERS = ("train/loss", "time/step_ms", "time/wait_share", "val/loss", "val/bpb")
 
 
 def read_records(path: Path) -> tuple[list[dict], int | None]:

@@ -21,7 +21,7 @@ from training.folder import folder_of, plain, with_history
 from training.optim import build_optimizer, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
-from training.timing import WARMUP_STEPS, cpu_seconds, now, peak_flops
+from training.timing import WARMUP_STEPS, core_waits, now, peak_flops
 from training.tracker import Tracker, cut_metrics
 from training.wandb_page import new_run_id, start_wandb
 
@@ -97,14 +97,15 @@ class Run:
         o = self.cfg.optim
         return lr_at(step, peak=o.lr, floor=o.min_lr, warmup=o.warmup, total=self.cfg.train.steps, shape=o.schedule)
 
-    def _start_clock(self) -> tuple[float, float | None]:
+    def _start_clock(self) -> tuple[dict[str, float], float]:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self.others_bytes = torch.cuda.memory_allocated(self.device) - self.own_bytes
-        return now(self.device), cpu_seconds(self.device)
+        return core_waits(self.device), now(self.device)
 
-    def _stop_clock(self, began: tuple[float, float | None], n_tokens: int) -> dict[str, float]:
-        seconds = now(self.device) - began[0]
+    def _stop_clock(self, began: tuple[dict[str, float], float], n_tokens: int) -> dict[str, float]:
+        waited, start = began
+        seconds = now(self.device) - start
         self.n_timed += 1
         if self.n_timed <= WARMUP_STEPS:
             return {"time/warmup_ms": 1e3 * seconds}
@@ -112,8 +113,8 @@ class Run:
             peak = (torch.cuda.max_memory_allocated(self.device) - self.others_bytes) / 2**20
             self.peak_memory_mib = max(peak, self.peak_memory_mib or 0)
         times = {"time/step_ms": 1e3 * seconds, "time/tokens_per_s": n_tokens / seconds}
-        if began[1] is not None:
-            times["time/cpu_share"] = (cpu_seconds(self.device) - began[1]) / seconds / torch.get_num_threads()
+        if waits := core_waits(self.device):  # of all threads the worst, for the others wait for it
+            times["time/wait_share"] = max(wait - waited.get(thread, 0) for thread, wait in waits.items()) / seconds
         if self.peak_flops:
             times["time/mfu"] = self.model.flops_per_token() * n_tokens / seconds / self.peak_flops
         return times

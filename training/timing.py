@@ -22,14 +22,17 @@ PEAK_BF16_FLOPS = {
 }
 
 
-def cpu_seconds(device: torch.device) -> float | None:
-    """CPU time of this process so far, where its share of the cores tells whether another process had them.
+def core_waits(device: torch.device) -> dict[str, float]:
+    """Seconds that each thread of this process has been ready to run but had no core, by Linux's schedstat.
 
-    Idle threads of OpenMP spin, so that an undisturbed step uses its threads all the time: close to 100 %, and on two
-    cores little more than 50 % beside a busy process. None on a GPU, and where threads are told to sleep instead.
+    Empty on a GPU, which the threads only feed, and where Linux does not tell.
     """
-    passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
-    return None if device.type != "cpu" or passive else time.process_time()
+    waits = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task") if device.type == "cpu" else []:
+            with contextlib.suppress(FileNotFoundError), open(f"/proc/self/task/{thread}/schedstat") as file:
+                waits[thread] = int(file.read().split()[1]) / 1e9
+    return waits
 
 
 def now(device: torch.device) -> float:

@@ -46,7 +46,7 @@ def curve(steps: int, *, offset: float = 0.0, noise: float = 0.0, seed: int = 0)
 
 def write_run(
     folder: Path, cfg: dict, loss: np.ndarray, *, step_ms: float = 10.0,
-    shares: np.ndarray | None = None, eval_every: int = 100, val_noise: float = 0.0,
+    waits: np.ndarray | None = None, eval_every: int = 100, val_noise: float = 0.0,
     status: str | None = "finished", environment: dict | None = None, bytes_per_token: float = 1.0, tail: str = "",
 ) -> Path:  # fmt: skip
     """`loss` becomes the training curve and, at every eval_every-th step, the validation loss; `tail` ends the file."""
@@ -54,8 +54,8 @@ def write_run(
     rng = np.random.default_rng(zlib.crc32(folder.name.encode()))
     per_step = cfg["train"]["batch_size"] * cfg["model"]["block_size"]
     times = step_ms * np.exp(rng.standard_normal(len(loss)) * 0.05)
-    if shares is not None:
-        times *= np.where(shares < 0.9, 3 + 2 * rng.random(), 1)  # disturbed, and not both alike
+    if waits is not None:
+        times *= np.where(waits > 0.05, 3 + 2 * rng.random(), 1)  # disturbed, and not both alike
     lines = []
     for step in range(len(loss) + 1):
         common = {"step": step, "tokens": step * per_step}
@@ -63,7 +63,7 @@ def write_run(
             value = float(loss[step - 1])
             clock = "time/step_ms" if step > 10 else "time/warmup_ms"
             record = common | {"train/lr": 1e-3, "time/data_ms": 0.1, clock: times[step - 1], "train/grad_norm": 1.0}
-            record |= {} if shares is None else {"time/cpu_share": shares[step - 1]}
+            record |= {} if waits is None else {"time/wait_share": waits[step - 1]}
             lines.append(record | {"train/loss": value if np.isfinite(value) else None})
         if step % eval_every == 0 or step == len(loss):
             value = float(loss[max(step - 1, 0)]) + val_noise

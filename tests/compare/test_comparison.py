@@ -337,7 +337,7 @@ def test_twins_of_which_one_was_trained_again_are_separate_runs(tmp_path):
     assert compared(a, b)["comparisons"][0]["step_time_ratio"]["how"] == "separate runs"
 
 
-def timed(tmp_path, *, seeds=(1,), lockstep=True, shares=None, **changes) -> list[Path]:
+def timed(tmp_path, *, seeds=(1,), lockstep=True, waits=None, **changes) -> list[Path]:
     """Twins of 10 and 11 ms a step."""
     folders = []
     for seed in seeds:
@@ -346,7 +346,7 @@ def timed(tmp_path, *, seeds=(1,), lockstep=True, shares=None, **changes) -> lis
             environment = ENVIRONMENT | {"started": f"2026-01-01T0{seed}", "lockstep": names if lockstep else []}
             environment |= changes if norm == "rmsnorm" else {}
             folder = write_run(
-                tmp_path / name, config(norm, seed=seed), curve(600), step_ms=ms, shares=shares, environment=environment
+                tmp_path / name, config(norm, seed=seed), curve(600), step_ms=ms, waits=waits, environment=environment
             )
             ended = {"status": "finished", "ended": f"2026-01-01T0{seed + 1}"}
             (folder / "summary.json").write_text(json.dumps(ended))
@@ -363,8 +363,8 @@ def test_the_ratio_of_twins_is_that_of_interleaved_steps(tmp_path):
 
 
 def test_steps_beside_a_busy_process_do_not_count_in_the_ratio(tmp_path):
-    shares = np.where(np.arange(600) % 100 < 60, 0.55, 1.0)
-    result = compared(*timed(tmp_path, shares=shares))
+    waits = np.where(np.arange(600) % 100 < 60, 0.45, 0.001)
+    result = compared(*timed(tmp_path, waits=waits))
     times = result["comparisons"][0]["step_time_ratio"]
     assert times["ratio"] == pytest.approx(1.1, rel=0.02)
     assert times["disturbed"] == 2 * 350  # of both; the first ten warm up
@@ -374,7 +374,7 @@ def test_steps_beside_a_busy_process_do_not_count_in_the_ratio(tmp_path):
 
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_a_machine_that_was_busy_all_the_time_gives_no_ratio(tmp_path, lockstep):
-    a, b = timed(tmp_path, shares=np.full(600, 0.6), lockstep=lockstep)
+    a, b = timed(tmp_path, waits=np.full(600, 0.4), lockstep=lockstep)
     if not lockstep:
         (a / "summary.json").write_text('{"status": "finished", "ended": "2026-01-01T01"}')
     times = compared(a, b)["comparisons"][0]["step_time_ratio"]

@@ -1,8 +1,13 @@
 """The loop: the same command gives the same bits, alone or beside a twin, and records what it says it records."""
 
+import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +17,7 @@ from tests.train.runs import COMPILED, MODES, metrics, run, same, weights
 from training import checkpoint
 from training.run import Run
 from training.schedule import lr_at
-from training.timing import WARMUP_STEPS
+from training.timing import WARMUP_STEPS, core_waits
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -118,17 +123,34 @@ def test_step_times_hold_no_evaluation(small, monkeypatch):
     assert all("time/warmup_ms" in r for r in records if "train/loss" in r and r not in timed)
 
 
-def test_steps_tell_how_much_of_the_cores_they_had(small, monkeypatch):
-    def shares(name):
-        records = [json.loads(line) for line in (run(small(f"name={name}")) / "metrics.jsonl").read_text().splitlines()]
-        return [r["time/cpu_share"] for r in records if "time/cpu_share" in r]
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells how long threads wait")
+def test_steps_tell_how_long_a_thread_had_no_core(small, monkeypatch):
+    calls = itertools.count()
+    monkeypatch.setattr("training.run.now", lambda device: next(calls) * 2.0)  # a step takes 2 seconds
+    monkeypatch.setattr("training.run.core_waits", lambda device: {"1": next(waits), "2": 0.0})
+    waits = itertools.count(0.0, 0.5)
+    records = [json.loads(line) for line in (run(small()) / "metrics.jsonl").read_text().splitlines()]
+    shares = [r["time/wait_share"] for r in records if "time/wait_share" in r]
+    assert shares == [0.25] * (20 - WARMUP_STEPS)
 
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # threads that sleep say nothing of others
-    assert shares("passive") == []
-    monkeypatch.delenv("OMP_WAIT_POLICY")
-    active = shares("active")
-    assert len(active) == 20 - WARMUP_STEPS
-    assert all(0 < share < 1.2 for share in active)
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells how long threads wait")
+def test_a_thread_that_has_no_core_waits():
+    device, cores = torch.device("cpu"), os.sched_getaffinity(0)
+    before = sum(core_waits(device).values())
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for pid in (0, other.pid):  # both on one core
+            os.sched_setaffinity(pid, {min(cores)})
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            pass
+    finally:
+        os.sched_setaffinity(0, cores)
+        other.kill()
+        other.wait()
+    assert sum(core_waits(device).values()) - before > 0.1
+    assert core_waits(torch.device("meta")) == {}
 
 
 def test_mfu_is_the_share_of_a_known_peak_and_absent_for_an_unknown_one(small, monkeypatch):
