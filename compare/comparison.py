@@ -19,6 +19,7 @@ TOLERANCE, MARGIN = 0.02, 0.01
 SAME_MACHINE = ("device", "cpu", "cpu_count", "threads", "machine")
 SAME_VERSIONS = ("python", "torch", "triton")
 NOT_SHOWN = ("command", "batch_hashes", "before", "lockstep")
+FEW_STEPS = 50
 UNFINISHED = ("unfinished", "interrupted", "failed")
 
 
@@ -75,8 +76,11 @@ def notes(variants: list[Variant], unit: str, margin: float) -> list[str]:
                 said.append(f"{run.name} diverged at step {run.diverged_at}")
             elif run.status in UNFINISHED or left_out:
                 said.append(f"{run.name} is {run.status} at step {run.last_step}{left_out}")
-            if run.damaged_line:
-                said.append(f"{run.name}/metrics.jsonl cannot be read from line {run.damaged_line} on: it ends there")
+            holes = int((~np.isfinite(run.loss)).sum())
+            if holes and run.diverged_at is None:
+                said.append(f"{run.name} has no finite loss at {holes} of its steps, which are left out")
+            if run.damage:
+                said.append(f"{run.name}/metrics.jsonl {run.damage}")
         for run in variant.spare:
             said.append(f"{run.name} has the settings and seeds of another run, and counts no second time")
     return said
@@ -134,9 +138,16 @@ def compare_variants(a: Variant, b: Variant, *, unit: str, margin: float, tolera
     }
     result |= compare_training(pairing, unit=unit, tolerance=tolerance)
     result |= compare_validation(pairing, unit=unit, margin=margin)
+    result["step_time_ratio"] = compare_times(pairing)
+    if result["step_time_ratio"]["ratio"] is None and result["final"]:
+        result["to_loss"]["seconds"] = None
     if result["diverged"]:
         result |= {"verdict": "diverged", "more_seeds": None}
-    return result | {"step_time_ratio": compare_times(pairing)}
+    if not (a.counted and b.counted):  # all of one diverged
+        result["alone"] = []
+        if result["gap"] and result["gap"]["n_steps"] < FEW_STEPS:
+            result |= {"gap": None, "why_no_gap": "diverged before there was a curve to compare"}
+    return result
 
 
 def _common(axes: list[np.ndarray]) -> np.ndarray:
@@ -185,6 +196,8 @@ def compare_training(pairing: Pairing, *, unit: str, tolerance: float) -> dict:
 def compare_validation(pairing: Pairing, *, unit: str, margin: float) -> dict:
     """Overlap over seeds, the final losses with the verdict, steps and seconds to the same loss."""
     runs, nothing = pairing.runs, {"final": None, "verdict": None, "more_seeds": None, "margin": margin}
+    if len({run.settings["data.corpus"] for run in runs} - {None}) > 1:
+        return nothing | {"why_no_final": "the runs validate on different texts"}
     tokens = _common([run.val_step * run.tokens_per_step for run in runs])
 
     def at_tokens(side: list[RunRecord], values) -> np.ndarray:
@@ -279,7 +292,8 @@ def compare_times(pairing: Pairing) -> dict:
     nothing = {"ratio": None, "interval": None, "each": [], "disturbed": disturbed}
     if why := comparable_times(pairing):
         return nothing | {"why": why}
-    few = nothing | {"why": "too few timed steps" + (", for another process had the cores" if disturbed else "")}
+    busy = disturbed and all(run.timed.sum() >= 2 * stats.MIN_PAIRS for run in pairing.runs)
+    few = nothing | {"why": "too few timed steps" + (", for another process had the cores" if busy else "")}
     if pairing.paired and all(map(lockstep, pairing.a, pairing.b)):
         found = [stats.step_time_ratio(*_timed(a, b)) for a, b in zip(pairing.a, pairing.b, strict=True)]
         if not all(found):

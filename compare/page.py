@@ -267,7 +267,15 @@ def gaps(result: dict) -> dict:
               "line": {"width": 1, "dash": "dot" if y else "solid", "color": "#888888"}}
              for y in (-tolerance, 0, tolerance)]  # fmt: skip
     label = f"step; dotted: the tolerance, ±{tolerance:.3g}"
-    return plot(with_legend(data), label, shapes=lines, yaxis={"hoverformat": "+.4f"})
+    reach = [-1.25 * tolerance, 1.25 * tolerance, *(y for c in compared for y in c["gap"]["interval"] or [])]
+    reach += [y for c in compared for y in finite(c["series"], "step", "gap")[1].tolist()]
+    room = 0.05 * (max(reach) - min(reach))
+    return plot(
+        with_legend(data),
+        label,
+        shapes=lines,
+        yaxis={"hoverformat": "+.4f", "range": [min(reach) - room, max(reach) + room]},
+    )
 
 
 def area(x: list, low: list, high: list, alpha: str, *, n: int, group: str) -> dict:

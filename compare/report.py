@@ -15,6 +15,10 @@ def _number(value: float | None, digits: int) -> str:
     return "n/a" if value is None else f"{value:,.{digits}f}"
 
 
+def _range(low: float | None, high: float | None) -> str:
+    return "n/a" if low is None else f"{low:,.1f} to {high:,.1f}"
+
+
 def _interval(interval: list[float] | None, form: str = "+.4f", level: int = 95) -> str:
     return f"{level} % {interval[0]:{form}} to {interval[1]:{form}}" if interval else ""
 
@@ -26,7 +30,7 @@ ROWS = {
     "validation loss (nats/token)": lambda s: _number(s["val/loss"], 4),
     "bits per byte": lambda s: _number(s["val/bpb"], 4),
     "step, median ms": lambda s: _number(s["time/step_ms"], 1),
-    "step, p10 to p90 ms": lambda s: f"{_number(s['time/step_ms_p10'], 1)} to {_number(s['time/step_ms_p90'], 1)}",
+    "step, p10 to p90 ms": lambda s: _range(s["time/step_ms_p10"], s["time/step_ms_p90"]),
     "tokens/s": lambda s: _number(s["time/tokens_per_s"], 0),
     "peak memory (MiB)": lambda s: _number(s.get("peak_memory_mib"), 0),
     "peak memory of the process (MiB)": lambda s: _number(s.get("process_peak_mib"), 0),
@@ -57,6 +61,8 @@ def sentences(comparison: dict, unit: str) -> list[str]:
 
 
 def _count(n_seeds: list[int], what: str = "seeds") -> str:
+    if set(n_seeds) == {1}:
+        return f"1 {what.removesuffix('s')}"
     return f"{n_seeds[0]} {what}" if len(set(n_seeds)) == 1 else f"{n_seeds[0]} and {n_seeds[1]} {what}"
 
 
@@ -66,7 +72,7 @@ def _loss_lines(c: dict, unit: str) -> list[str]:
         lines.append(f"gap              {c['why_no_gap']}")
     else:
         over = f"over {_count(c['n_seeds'])}" if gap["over"] == "seeds" else "over the steps of this pair alone"
-        interval = f"{_interval(gap['interval'])} {over}" if gap["interval"] else "too few steps for an interval"
+        interval = f"{_interval(gap['interval'])} {over}" if gap["interval"] else "no interval under 250 steps"
         steps = "{:,} to {:,}".format(*c["steps"])
         lines += [
             f"gap              {gap['gap']:+.4f} {unit} ({interval}), mean over the last half",

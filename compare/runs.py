@@ -56,8 +56,8 @@ class RunRecord:
     val_step: np.ndarray
     val_loss: np.ndarray
     val_bpb: np.ndarray
-    damaged_line: int | None = None
-    """Line of metrics.jsonl that cannot be read and is not a torn last one: the curves end there."""
+    damage: str | None = None
+    """What is wrong with metrics.jsonl, in words: the curves end there."""
 
     @property
     def name(self) -> str:
@@ -86,10 +86,11 @@ class RunRecord:
 
     @property
     def diverged_at(self) -> int | None:
-        """The step whose loss or gradient was not finite."""
-        bad = np.flatnonzero(~np.isfinite(self.loss))
-        if len(bad):
-            return int(self.step[bad[0]])
+        """The step whose loss or gradient was not finite, and after which none was."""
+        finite = np.flatnonzero(np.isfinite(self.loss))
+        end = finite[-1] + 1 if len(finite) else 0
+        if end < len(self.loss):
+            return int(self.step[end])
         return self.last_step if self.status == "diverged" else None
 
     @property
@@ -106,7 +107,7 @@ class RunRecord:
         }
         made_on = self.environment
         return settings | {
-            "data.corpus": (made_on.get("data") or {}).get("corpus_sha256"),
+            "data.corpus": (made_on.get("data") or {}).get("corpus_sha256", "")[:8] or None,
             "environment.device": made_on.get("device"),
             "environment.torch": (made_on.get("versions") or {}).get("torch"),
             COMMIT: made_on.get("git_commit"),
@@ -157,7 +158,7 @@ def is_run(folder: Path) -> bool:
 def load_run(folder: Path) -> RunRecord:
     """Reads a run's folder; UserError where it holds no run. A last line that a killed writer tore off is left out."""
     config = read_config(folder)
-    records, damaged = read_records(folder / "metrics.jsonl")
+    records, damage = read_records(folder / "metrics.jsonl")
     trained = [
         (r["step"], r["train/loss"], r.get("time/step_ms"), undisturbed_ms(r)) for r in records if "train/loss" in r
     ]
@@ -176,15 +177,15 @@ def load_run(folder: Path) -> RunRecord:
         val_step=val_step.astype(int),
         val_loss=val_loss,
         val_bpb=val_bpb,
-        damaged_line=damaged,
+        damage=damage,
     )
 
 
 NUMBERS = ("train/loss", "time/step_ms", "time/wait_share", "val/loss", "val/bpb")
 
 
-def read_records(path: Path) -> tuple[list[dict], int | None]:
-    """The records of a metrics.jsonl up to the first that is damaged, and its line, unless a writer tore the last."""
+def read_records(path: Path) -> tuple[list[dict], str | None]:
+    """The records of a metrics.jsonl up to the first that is damaged, and what is wrong there, in words."""
     if not path.exists():
         return [], None
     lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
@@ -198,7 +199,8 @@ def read_records(path: Path) -> tuple[list[dict], int | None]:
     for record in records:
         if not _is_record(record):
             number = len(good) + 1
-            return good, number if number < len(lines) else None
+            torn = "lacks its last line, which is torn"
+            return good, torn if number == len(lines) else f"cannot be read from line {number} on: it ends there"
         good.append(record)
     return good, None
 

@@ -244,6 +244,9 @@ def run_sweep(task: Callable[[list[Config]], float], after_sweep: AfterSweep | N
         elif type(error).__name__ in KILLED:
             print(f"error: a job's process was killed, which ends the sweep; to go on: {sweep.again}", file=sys.stderr)
             return 1
+        elif "srun" in str(error):  # submitit
+            print(f"error: hydra/launcher: {str(error).splitlines()[0]}", file=sys.stderr)
+            return 1
         elif (status := explain(error)) is not None:
             return status
         else:

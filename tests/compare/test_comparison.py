@@ -244,6 +244,40 @@ def test_a_hole_in_a_curve_is_left_out(pair):
     assert not c["diverged"]
 
 
+def test_a_step_without_a_loss_is_left_out_and_said_and_no_divergence(pair):
+    loss = curve(1000, offset=0.03)
+    loss[500] = np.nan
+    result = compared(*pair(loss=loss))
+    (c,) = result["comparisons"]
+    assert (c["gap"]["n_steps"], c["diverged"]) == (899, [])
+    assert "b has no finite loss at 1 of its steps, which are left out" in result["notes"]
+
+
+def test_what_diverged_at_once_has_no_gap_and_its_partner_is_not_missing(tmp_path):
+    folders = write_sweep(tmp_path, seeds=(1, 2))
+    for seed, folder in enumerate(folders[2:], 1):
+        loss = curve(1000)
+        loss[105:] = np.nan
+        write_run(folder, config("rmsnorm", seed=seed, data_seed=seed), loss[:106], status="diverged")
+    (c,) = compared(*folders)["comparisons"]
+    assert (c["gap"], c["alone"], c["verdict"]) == (None, [], "diverged")
+    assert c["why_no_gap"] == "diverged before there was a curve to compare"
+
+
+def test_other_validation_texts_have_no_verdict(tmp_path):
+    other = ENVIRONMENT | {"data": ENVIRONMENT["data"] | {"corpus_sha256": "another"}, "batch_hashes": {"0": "x"}}
+    folders = [
+        write_run(
+            tmp_path / f"{name}{seed}", config(seed=seed), curve(300, noise=0.01, seed=seed), environment=environment
+        )
+        for name, environment in (("a", ENVIRONMENT), ("b", other))
+        for seed in (1, 2)
+    ]
+    (c,) = compared(*folders)["comparisons"]
+    assert (c["verdict"], c["final"]) == (None, None)
+    assert "the runs validate on different texts" in verdict_sentence(c, "nats/token")
+
+
 def test_a_run_that_recorded_nothing_has_no_curves_to_compare(pair):
     a, b = pair()
     (b / "metrics.jsonl").write_text("")

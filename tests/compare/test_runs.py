@@ -33,7 +33,7 @@ def test_load_and_summarize(folder):
     assert run.step.tolist() == list(range(1, 11))
     assert np.isnan(run.step_ms[:3]).all()
     assert run.val_step.tolist() == [0, 10]
-    assert run.damaged_line is None
+    assert run.damage == "lacks its last line, which is torn"
     assert run.seconds.tolist() == pytest.approx(np.cumsum([70] * 3 + [*range(40, 101, 10)]) / 1e3)
     summary = summarize(run)
     assert summary["train/loss"] == pytest.approx(2.0)
@@ -70,7 +70,7 @@ def test_curves_end_at_a_damaged_line_and_it_is_said(folder, damage):
     (folder / "metrics.jsonl").write_text("\n".join([*lines[:6], damage, *lines[6:]]))
     run = load_run(folder)
     assert run.last_step == 5
-    assert run.damaged_line == 7
+    assert run.damage == "cannot be read from line 7 on: it ends there"
     other = write_run(folder / "other", config(), np.ones(20))
     assert any("cannot be read from line 7 on" in note for note in compare([run, load_run(other)])["notes"])
 
@@ -112,5 +112,5 @@ def test_the_printed_words(folder, capsys):
     )
     console().print(shown(compare([load_run(other), load_run(folder)])))
     out = capsys.readouterr().out
-    for words in ("rmsnorm-pre minus layernorm-pre", "too few steps for an interval", "not measured"):
+    for words in ("rmsnorm-pre minus layernorm-pre", "no interval under 250 steps", "not measured"):
         assert words in out
