@@ -137,10 +137,9 @@ def compare_variants(a: Variant, b: Variant, *, unit: str, margin: float, tolera
         ],
     }
     result |= compare_training(pairing, unit=unit, tolerance=tolerance)
-    result |= compare_validation(pairing, unit=unit, margin=margin)
-    result["step_time_ratio"] = compare_times(pairing)
-    if result["step_time_ratio"]["ratio"] is None and result["final"]:
-        result["to_loss"]["seconds"] = None
+    times = compare_times(pairing)
+    result |= compare_validation(pairing, unit=unit, margin=margin, timed=times["ratio"] is not None)
+    result["step_time_ratio"] = times
     if result["diverged"]:
         result |= {"verdict": "diverged", "more_seeds": None}
     if not (a.counted and b.counted):  # all of one diverged
@@ -193,8 +192,8 @@ def compare_training(pairing: Pairing, *, unit: str, tolerance: float) -> dict:
     }
 
 
-def compare_validation(pairing: Pairing, *, unit: str, margin: float) -> dict:
-    """Overlap over seeds, the final losses with the verdict, steps and seconds to the same loss."""
+def compare_validation(pairing: Pairing, *, unit: str, margin: float, timed: bool) -> dict:
+    """Overlap over seeds, the final losses with the verdict, steps and, where `timed`, seconds to the same loss."""
     runs, nothing = pairing.runs, {"final": None, "verdict": None, "more_seeds": None, "margin": margin}
     if len({run.settings["data.corpus"] for run in runs} - {None}) > 1:
         return nothing | {"why_no_final": "the runs validate on different texts"}
@@ -229,7 +228,7 @@ def compare_validation(pairing: Pairing, *, unit: str, margin: float) -> dict:
         for key, paired in [("overlap", False), ("overlap_paired", True)][: 1 + pairing.paired]:
             result[key] = stats.overlap(stats.difference(a[:, after], b[:, after], paired=paired))
     times = None
-    if comparable_times(pairing) is None:
+    if timed:
         times = [at_tokens(side, seconds_at_evaluations)[:, known] for side in (pairing.a, pairing.b)]
     return result | {"to_loss": compare_reach(tokens[known], a[:, known], b[:, known], times, pairing.paired)}
 
