@@ -5,6 +5,8 @@
 Reads from top to bottom: build, loop, summary. The network is in model/, what a run is made of in training/.
 """
 
+from training.process import forget_process_peak, keep_freed_memory, process_peak_mib  # before torch  # isort: skip
+
 import os
 import re
 import shlex
@@ -36,7 +38,6 @@ from training.optim import parameter_groups
 from training.run import Diverged, Run, resume
 from training.stop import StopSignal
 from training.terminal import Screen
-from training.timing import forget_process_peak, process_peak_mib
 from training.tracker import Tracker
 from training.wandb_page import log_comparison_run, wandb_mode
 
@@ -55,6 +56,7 @@ def train(configs: list[Config]) -> float:
         check_folder(cfg)
         settle(cfg)
     make_deterministic(configs[0])
+    keep_freed_memory()
     data = open_tokens(configs[0].data, say)
     for cfg in configs:
         check_data(cfg, data.record)

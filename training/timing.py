@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import sys
 import time
-from pathlib import Path
 
 import torch
 
@@ -49,21 +47,3 @@ def peak_flops(device: torch.device, dtype: str) -> float | None:
     if device.type == "cuda" and dtype == "bfloat16":
         return PEAK_BF16_FLOPS.get(torch.cuda.get_device_name(device))
     return None
-
-
-def forget_process_peak() -> None:
-    """Lets `process_peak_mib` count from here, on Linux: a sweep's jobs share one process."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def process_peak_mib() -> float | None:
-    """Largest resident memory of this process, everything included; None on Windows."""
-    with contextlib.suppress(OSError):
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(status["VmHWM"].split()[0]) / 2**10
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
