@@ -170,7 +170,7 @@ def announce(runs: list[Run], start: int) -> None:
 def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor], start: int) -> int | None:
     """Steps every run on the same batches until the last step or a signal; returns the signal's number, if one came."""
     cfg, device = runs[0].cfg, runs[0].device
-    last = cfg.train.last_step
+    last, warned = cfg.train.last_step, False
     with Screen(labels(runs), start=start, last=last) as screen, StopSignal() as stop:
         for step in range(start, last + 1):
             if step % cfg.train.eval_every == 0 or step == last:
@@ -193,6 +193,11 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                 screen.show(done, records)
                 for run, new in zip(runs, records, strict=True):
                     run.check_finite(new)
+                if not warned and (warned := runs[0].crowded):
+                    screen.say(
+                        "another process has the cores: the times of most steps do not count. End it, or leave it one: "
+                        f"OMP_NUM_THREADS={max(torch.get_num_threads() - 1, 1)} {typed_command()}"
+                    )
             if save:
                 for run in runs:
                     run.save(done)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "triton", "numpy", "tiktoken", "datasets", "wandb", "hydra-core", "safetensors")
+OPENMP = ("OMP_", "GOMP_", "KMP_")  # variables that say how many threads there are, and how they wait
 
 
 def _git(*args: str) -> str | None:
@@ -79,6 +80,7 @@ def describe(device: "torch.device") -> dict:
         "cpu_count": os.cpu_count(),
         "machine": machine(),
         "threads": torch.get_num_threads(),
+        "openmp": {key: value for key, value in sorted(os.environ.items()) if key.startswith(OPENMP)},
         "platform": platform.platform(),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": None if status is None else bool(status),

@@ -119,6 +119,12 @@ class Run:
             times["time/mfu"] = self.model.flops_per_token() * n_tokens / seconds / self.peak_flops
         return times
 
+    @property
+    def crowded(self) -> bool:
+        """Whether another process had the cores in most of the newest 50 steps that were read."""
+        newest = self.step_ms[-50:]
+        return len(newest) == 50 and self.n_timed >= WARMUP_STEPS + 50 and sum(map(math.isnan, newest)) > 40
+
     # records
 
     def flush(self) -> list[dict]:

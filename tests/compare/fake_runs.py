@@ -10,7 +10,7 @@ import yaml
 BATCHES = {"0": "a0", "1": "a1", "100": "a2"}
 ENVIRONMENT = {
     "versions": {"python": "3.11", "torch": "2.13.0", "triton": None},
-    "device": "a CPU", "cpu": "a CPU", "cpu_count": 2, "threads": 2, "machine": "m",
+    "device": "a CPU", "cpu": "a CPU", "cpu_count": 2, "threads": 2, "openmp": {}, "machine": "m",
     "git_commit": "abc123",
     "data": {"corpus_sha256": "c0ffee", "tokenizer": {"kind": "bytes", "sha256": "b0"}},
     "batch_hashes": BATCHES,

@@ -412,7 +412,8 @@ def test_a_machine_that_was_busy_all_the_time_gives_no_ratio(tmp_path, lockstep)
     if not lockstep:
         (a / "summary.json").write_text('{"status": "finished", "ended": "2026-01-01T01"}')
     times = compared(a, b)["comparisons"][0]["step_time_ratio"]
-    assert (times["ratio"], times["why"]) == (None, "too few timed steps, for another process had the cores")
+    assert times["ratio"] is None
+    assert times["why"].startswith("too few timed steps, for another process had the cores")
 
 
 def test_the_ratio_of_several_pairs_is_over_the_pairs(tmp_path):

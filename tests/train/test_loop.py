@@ -134,6 +134,21 @@ def test_steps_tell_how_long_a_thread_had_no_core(small, monkeypatch):
     assert shares == [0.25] * (20 - WARMUP_STEPS)
 
 
+def test_a_crowded_machine_is_told_of_once_and_with_its_cure(small, monkeypatch, capsys):
+    for shares, told in [(itertools.repeat(0.0), 0), (itertools.count(0.0, 0.5), 1)]:
+        monkeypatch.setattr("training.run.core_waits", lambda device, waits=shares: {"1": next(waits)})
+        run(small("train.steps=150", "train.log_every=10", f"name=told{told}"))
+        said = capsys.readouterr().err
+        assert said.count("another process has the cores") == said.count("OMP_NUM_THREADS=") == told
+
+
+def test_memory_is_kept_for_the_next_step(small, monkeypatch):
+    kept = []
+    monkeypatch.setattr("train.keep_freed_memory", lambda: kept.append(True))
+    run(small("train.steps=1"))
+    assert kept == [True]
+
+
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells how long threads wait")
 def test_a_thread_that_has_no_core_waits():
     device, cores = torch.device("cpu"), os.sched_getaffinity(0)
