@@ -12,7 +12,7 @@ import yaml
 
 from errors import UserError
 
-MOST_WAIT = 0.05  # of a step that a thread had no core: a step with more was disturbed by another process
+MOST_WAIT = 0.01  # of a step that a thread had no core: undisturbed ones stay under it, others mostly wait 2 % or more
 FINAL_SHARE = 0.1  # of the steps, whose mean is the final training loss: single batches are noisy
 
 # keys that may differ between a run and its resumption: they do not shape its numbers

@@ -55,7 +55,7 @@ def write_run(
     per_step = cfg["train"]["batch_size"] * cfg["model"]["block_size"]
     times = step_ms * np.exp(rng.standard_normal(len(loss)) * 0.05)
     if waits is not None:
-        times *= np.where(waits > 0.05, 3 + 2 * rng.random(), 1)  # disturbed, and not both alike
+        times *= np.where(waits > 0.01, 3 + 2 * rng.random(), 1)  # disturbed, and not both alike
     lines = []
     for step in range(len(loss) + 1):
         common = {"step": step, "tokens": step * per_step}

@@ -397,7 +397,7 @@ def test_the_ratio_of_twins_is_that_of_interleaved_steps(tmp_path):
 
 
 def test_steps_beside_a_busy_process_do_not_count_in_the_ratio(tmp_path):
-    waits = np.where(np.arange(600) % 100 < 60, 0.45, 0.001)
+    waits = np.where(np.arange(600) % 100 < 60, 0.02, 0.008)
     result = compared(*timed(tmp_path, waits=waits))
     times = result["comparisons"][0]["step_time_ratio"]
     assert times["ratio"] == pytest.approx(1.1, rel=0.02)
