@@ -115,7 +115,7 @@ def _time_lines(times: dict, n_seeds: list[int]) -> list[str]:
     return [
         f"{head}, steps interleaved",
         *left_out,
-        "In this process, in these minutes: where memory lies and what else runs move the ratio too.",
+        "In this process, in these minutes: what else the machine does moves the ratio too.",
     ]
 
 
