@@ -20,6 +20,7 @@ SAME_MACHINE = ("device", "cpu", "cpu_count", "threads", "openmp", "machine")
 SAME_VERSIONS = ("python", "torch", "triton")
 NOT_SHOWN = ("command", "batch_hashes", "before", "lockstep")
 FEW_STEPS = 50
+BUSY = ", for another process had the cores: leave it one by OMP_NUM_THREADS"
 UNFINISHED = ("unfinished", "interrupted", "failed")
 
 
@@ -292,10 +293,7 @@ def compare_times(pairing: Pairing) -> dict:
     if why := comparable_times(pairing):
         return nothing | {"why": why}
     busy = disturbed and all(run.timed.sum() >= 2 * stats.MIN_PAIRS for run in pairing.runs)
-    few = nothing | {
-        "why": "too few timed steps"
-        + (", for another process had the cores: leave it one by OMP_NUM_THREADS" if busy else "")
-    }
+    few = nothing | {"why": "too few timed steps" + (BUSY if busy else "")}
     if pairing.paired and all(map(lockstep, pairing.a, pairing.b)):
         found = [stats.step_time_ratio(*_timed(a, b)) for a, b in zip(pairing.a, pairing.b, strict=True)]
         if not all(found):

@@ -1,6 +1,6 @@
 """Steadies what the C library and OpenMP do in this process, whose step times are to be compared.
 
-Import it before torch, which starts OpenMP's threads. On systems other than Linux it does nothing.
+Import it before torch, which loads OpenMP. On systems other than Linux times stay as steady as they are.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ def _libc(name: str, *args: int) -> None:
 def keep_freed_memory() -> None:
     """Keeps freed memory in the process for its next step, instead of giving it back to the kernel.
 
-    By its defaults glibc gives some back, which it is depends on what was allocated before, and the next step gets it
-    again in pages of zeros: thousands of page faults, which cost the norm more that allocates more.
+    How much glibc gives back depends on what the process allocated before; the next step gets it again in pages of
+    zeros, by page faults in the thousands, which cost more the norm that allocates more.
     """
     _libc("mallopt", M_MMAP_MAX, 0)
     _libc("mallopt", M_TRIM_THRESHOLD, -1)
 
 
 def forget_process_peak() -> None:
-    """Lets `process_peak_mib` count from here, on Linux: a sweep's jobs share one process."""
+    """Lets `process_peak_mib` count from here, without what a sweep's earlier job freed; on Linux."""
     _libc("malloc_trim", 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
