@@ -11,6 +11,7 @@ class UserError(Exception):
 
 def near(name: str, names: list[str]) -> str:
     """The names most like `name`, as the end of a sentence."""
+    names = list(dict.fromkeys(names))  # a key may be a group as well
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     close += [n for n in names if n.split(".")[-1] == name.split(".")[-1] and n not in close]
     return f"near names: {', '.join(close)}" if close else f"there are: {', '.join(sorted(names))}"

@@ -44,6 +44,7 @@ def schema():
         ("norm=null", "not an option"),
         ("train.grad_clip=inf", "finite"),
         ("hydra/launcher=joblob", "near names: joblib"),
+        ("openmp=1", "near names: optim, optim.eps"),
         ("runs_dir=a,b", "in one folder"),
     ],
 )
