@@ -3,8 +3,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
+from training.environment import describe
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what Linux and glibc do")
 
@@ -46,3 +48,8 @@ def test_steps_use_the_memory_of_the_step_before_and_a_later_run_does_not_count_
 def test_threads_give_up_their_core_soon_unless_told_otherwise(given, spins):
     said = python("train.py", "--help", **given, OMP_DISPLAY_ENV="verbose").stderr
     assert f"GOMP_SPINCOUNT = '{spins}'" in said
+
+
+def test_how_threads_wait_is_on_record(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert describe(torch.device("cpu"))["openmp"]["OMP_WAIT_POLICY"] == "PASSIVE"
