@@ -196,7 +196,7 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                 if not warned and (warned := runs[0].crowded):
                     screen.say(
                         "another process has the cores: the times of most steps do not count. End it, or leave it one: "
-                        f"OMP_NUM_THREADS={max(torch.get_num_threads() - 1, 1)} {typed_command()}"
+                        f"OMP_NUM_THREADS={max(torch.get_num_threads() - 1, 1)} {shlex.join(words_typed())}"
                     )
             if save:
                 for run in runs:
