@@ -34,6 +34,7 @@ from training.device import make_deterministic, settle
 from training.environment import command as typed_command
 from training.environment import describe
 from training.folder import check_data, check_folder, claimed, finished_summary, folder_of
+from training.one_thread import STEPS, needed, time_by_one_thread
 from training.optim import parameter_groups
 from training.run import Diverged, Run, resume
 from training.stop import StopSignal
@@ -178,6 +179,9 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                 if len(runs) == 2:
                     compare_live(*runs, step)
             if step == last:
+                if needed(runs) and not stop:
+                    screen.say(f"timing {STEPS} more steps of both by one thread, since another process has the cores")
+                    time_by_one_thread(runs, batches, step=last, stop=stop)
                 return stop.number
             began = time.perf_counter()
             x, y = (torch.from_numpy(tokens).to(device) for tokens in batches(step))

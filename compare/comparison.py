@@ -139,7 +139,7 @@ def compare_variants(a: Variant, b: Variant, *, unit: str, margin: float, tolera
     }
     result |= compare_training(pairing, unit=unit, tolerance=tolerance)
     times = compare_times(pairing)
-    result |= compare_validation(pairing, unit=unit, margin=margin, timed=times["ratio"] is not None)
+    result |= compare_validation(pairing, unit=unit, margin=margin, timed="why" not in times)
     result["step_time_ratio"] = times
     if result["diverged"]:
         result |= {"verdict": "diverged", "more_seeds": None}
@@ -287,7 +287,10 @@ def comparable_times(pairing: Pairing) -> str | None:
 
 
 def compare_times(pairing: Pairing) -> dict:
-    """Step time of B over that of A; over steps in turn for one pair of twins, over pairs or seeds for several."""
+    """Step time of B over that of A; over steps in turn for one pair of twins, over pairs or seeds for several.
+
+    "why" says what keeps the times of the trained steps from being compared, be there a ratio or not.
+    """
     disturbed = sum(int((run.timed & np.isnan(run.undisturbed_ms)).sum()) for run in pairing.runs)
     nothing = {"ratio": None, "interval": None, "each": [], "disturbed": disturbed}
     if why := comparable_times(pairing):
@@ -295,13 +298,17 @@ def compare_times(pairing: Pairing) -> dict:
     busy = disturbed and all(run.timed.sum() >= 2 * stats.MIN_PAIRS for run in pairing.runs)
     few = nothing | {"why": "too few timed steps" + (BUSY if busy else "")}
     if pairing.paired and all(map(lockstep, pairing.a, pairing.b)):
-        found = [stats.step_time_ratio(*_timed(a, b)) for a, b in zip(pairing.a, pairing.b, strict=True)]
+        twins = list(zip(pairing.a, pairing.b, strict=True))
+        found, how = [stats.step_time_ratio(*_timed(a, b)) for a, b in twins], "interleaved"
+        if not all(found):
+            found, how = [_one_thread_ratio(a, b) for a, b in twins], "one thread"
+            nothing = few
         if not all(found):
             return few
         if len(found) == 1:
-            return nothing | {"ratio": found[0].median, "interval": found[0].interval, "how": "interleaved"}
+            return nothing | {"ratio": found[0].median, "interval": found[0].interval, "how": how}
         a, b = np.zeros(len(found)), np.log([ratio.median for ratio in found])
-        over, how, each = stats.difference(a, b, paired=True), "interleaved", rounded(np.exp(b))
+        over, each = stats.difference(a, b, paired=True), rounded(np.exp(b))
     else:
         known = [
             [run.undisturbed_ms[np.isfinite(run.undisturbed_ms)] for run in side] for side in (pairing.a, pairing.b)
@@ -314,6 +321,11 @@ def compare_times(pairing: Pairing) -> dict:
     interval = np.exp(over.interval(0.95)).tolist() if over else None
     ratio = float(np.exp(b.mean() - a.mean()))
     return nothing | {"ratio": ratio, "interval": interval, "how": how, "each": each}
+
+
+def _one_thread_ratio(a: RunRecord, b: RunRecord) -> stats.Ratio | None:
+    n = min(len(a.one_thread_ms), len(b.one_thread_ms))
+    return stats.step_time_ratio(a.one_thread_ms[:n], b.one_thread_ms[:n])
 
 
 def _timed(a: RunRecord, b: RunRecord) -> tuple[np.ndarray, np.ndarray]:

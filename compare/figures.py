@@ -311,7 +311,7 @@ def draw_seconds(ax, result: dict, styles: list[Look]) -> None:
 def why_times_differ(result: dict) -> str:
     """What keeps step times from being compared, in words; nothing where they can be."""
     times = [c["step_time_ratio"] for c in result["comparisons"]]
-    return "; ".join(dict.fromkeys(t["why"] for t in times if t["ratio"] is None))
+    return "; ".join(dict.fromkeys(t["why"] for t in times if "why" in t))
 
 
 def digits(ms: float) -> int:

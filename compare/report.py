@@ -100,6 +100,12 @@ def _reach_line(reach: dict) -> str:
     return f"{' and '.join(shares)}{', without an interval' if single else ''}" if shares else ""
 
 
+HOW = {
+    "interleaved": "steps interleaved",
+    "one thread": "further steps by one thread, interleaved, in CPU time",
+}
+
+
 def _time_lines(times: dict, n_seeds: list[int]) -> list[str]:
     if times["ratio"] is None:
         return [f"step time ratio  not measured: {times['why']}"]
@@ -109,11 +115,12 @@ def _time_lines(times: dict, n_seeds: list[int]) -> list[str]:
     left_out = [f"steps left out   {disturbed}, when another process had the cores"] if disturbed else []
     if times["how"] == "separate runs":
         return [f"{head}, separate runs of {_count(n_seeds)}: the machine's drift is in it", *left_out]
+    how = HOW[times["how"]]
     if times["each"]:
         each = ", ".join(f"{ratio:.3f}" for ratio in times["each"])
-        return [f"{head}, over {len(times['each'])} pairs with their steps interleaved: {each}", *left_out]
+        return [f"{head}, over {len(times['each'])} pairs, {how}: {each}", *left_out]
     return [
-        f"{head}, steps interleaved",
+        f"{head}, {how}",
         *left_out,
         "In this process, in these minutes: what else the machine does moves the ratio too.",
     ]
@@ -181,10 +188,17 @@ def comparison_rows(result: dict) -> tuple[list[str], list[list[str]]]:
                 if final
                 else "n/a",
                 _short_verdict(c),
-                _with(f"{times['ratio']:.3f}", _interval(times["interval"], ".3f")) if times["ratio"] else "n/a",
+                _ratio_cell(times),
             ]
         )
     return header, body
+
+
+def _ratio_cell(times: dict) -> str:
+    if times["ratio"] is None:
+        return "n/a"
+    by = ", by one thread" if times["how"] == "one thread" else ""
+    return _with(f"{times['ratio']:.3f}", _interval(times["interval"], ".3f")) + by
 
 
 def _with(value: str, interval: str) -> str:

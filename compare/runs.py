@@ -13,6 +13,7 @@ import yaml
 from errors import UserError
 
 MOST_WAIT = 0.01  # of a step that a thread had no core: undisturbed ones stay under it, others mostly wait 2 % or more
+ONE_THREAD = "one_thread.json"  # of a run beside a process that never rests, see training/one_thread.py
 FINAL_SHARE = 0.1  # of the steps, whose mean is the final training loss: single batches are noisy
 
 # keys that may differ between a run and its resumption: they do not shape its numbers
@@ -53,6 +54,8 @@ class RunRecord:
     """Milliseconds; NaN in the steps that warm a process up."""
     undisturbed_ms: np.ndarray
     """The same, NaN also where another process had the cores."""
+    one_thread_ms: np.ndarray
+    """CPU milliseconds of further steps by one thread, where such were taken."""
     val_step: np.ndarray
     val_loss: np.ndarray
     val_bpb: np.ndarray
@@ -174,6 +177,7 @@ def load_run(folder: Path) -> RunRecord:
         loss=loss,
         step_ms=step_ms,
         undisturbed_ms=undisturbed,
+        one_thread_ms=_one_thread_ms(folder),
         val_step=val_step.astype(int),
         val_loss=val_loss,
         val_bpb=val_bpb,
@@ -244,6 +248,12 @@ def _read_json(path: Path) -> dict:
     return value if isinstance(value, dict) else {}
 
 
+def _one_thread_ms(folder: Path) -> np.ndarray:
+    ms = _read_json(folder / ONE_THREAD).get("step_ms")
+    good = isinstance(ms, list) and all(type(value) in (float, int) for value in ms)
+    return np.array(ms if good else [], dtype=float)
+
+
 def siblings(folder: Path) -> list[Path]:
     """Finished runs beside `folder` whose settings differ from its own in exactly one of norm and placement.
 
@@ -263,7 +273,7 @@ def siblings(folder: Path) -> list[Path]:
 def settings_of(folder: Path) -> dict:
     """The settings of a run, whatever it ran on, without reading its curves."""
     nothing = np.zeros(0)
-    run = RunRecord(folder, read_config(folder), _read_json(folder / "environment.json"), {}, *[nothing] * 7)
+    run = RunRecord(folder, read_config(folder), _read_json(folder / "environment.json"), {}, *[nothing] * 8)
     return {key: value for key, value in run.settings.items() if not key.startswith("environment.")}
 
 

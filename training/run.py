@@ -2,13 +2,14 @@
 
 import math
 import shutil
+import time
 from pathlib import Path
 
 import torch
 import yaml
 from torch import Tensor
 
-from compare.runs import is_run, load_run, run_label, summarize, undisturbed_ms
+from compare.runs import ONE_THREAD, is_run, load_run, run_label, summarize, undisturbed_ms
 from data.tokens import TokenData
 from errors import UserError
 from files import write_json, write_text
@@ -76,9 +77,23 @@ class Run:
 
     def step(self, step: int, x: Tensor, y: Tensor, data_ms: float) -> None:
         """Step number `step`, from 0, on tokens x and targets y, each (batch_size, block_size); flush() reads it."""
+        began = self._start_clock()
+        lr = self.lr_at(step)
+        loss, norm = self._update(step, x, y, lr)
+        record = {"step": step + 1, "tokens": (step + 1) * x.numel(), "train/lr": lr, "time/data_ms": data_ms}
+        record |= self._stop_clock(began, x.numel())
+        self.pending.append((record, loss, norm))
+
+    def cpu_ms(self, step: int, x: Tensor, y: Tensor) -> float:
+        """Milliseconds of CPU that this thread takes for such a step at a learning rate of 0, which is not recorded."""
+        began = time.thread_time()
+        self._update(step, x, y, 0.0)
+        return 1e3 * (time.thread_time() - began)
+
+    def _update(self, step: int, x: Tensor, y: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        """Loss and gradient norm before the update, on the device."""
         cfg = self.cfg
         self.model.train()
-        began = self._start_clock()
         loss = torch.zeros((), device=self.device)
         for part, (xs, ys) in enumerate(zip(x.chunk(cfg.train.accumulate), y.chunk(cfg.train.accumulate), strict=True)):
             if cfg.model.dropout:
@@ -87,11 +102,7 @@ class Run:
                 part_loss = self.loss(xs, ys) / cfg.train.accumulate
             part_loss.backward()
             loss += part_loss.detach()
-        lr = self.lr_at(step)
-        norm = guarded_update(self.optimizer, self.model, loss=loss, lr=lr, clip=cfg.train.grad_clip)
-        record = {"step": step + 1, "tokens": (step + 1) * x.numel(), "train/lr": lr, "time/data_ms": data_ms}
-        record |= self._stop_clock(began, x.numel())
-        self.pending.append((record, loss, norm))
+        return loss, guarded_update(self.optimizer, self.model, loss=loss, lr=lr, clip=cfg.train.grad_clip)
 
     def lr_at(self, step: int) -> float:
         o = self.cfg.optim
@@ -201,7 +212,8 @@ class Run:
             raise UserError(f"{self.folder} was made by another process meanwhile; choose another name=NAME") from e
         config = plain(self.cfg)
         write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-        (self.folder / "summary.json").unlink(missing_ok=True)
+        for ending in ("summary.json", ONE_THREAD):
+            (self.folder / ending).unlink(missing_ok=True)
         write_json(self.folder / "environment.json", with_history(self.folder, environment))
         wandb_run = start_wandb(
             self.folder,

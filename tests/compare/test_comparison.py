@@ -416,12 +416,63 @@ def test_a_machine_that_was_busy_all_the_time_gives_no_ratio(tmp_path, lockstep)
     assert (times["ratio"], times["why"]) == (None, why)
 
 
+def crowded(tmp_path, *, seeds=(1,), ratio=1.2) -> list[Path]:
+    """Twins whose steps do not count, with 120 more of each by one thread."""
+    folders = timed(tmp_path, seeds=seeds, waits=np.full(600, 0.4))
+    rng = np.random.default_rng(0)
+    for folder in folders:
+        ms = 20 * np.exp(rng.standard_normal(120) * 0.02) * (ratio if folder.name.startswith("rms") else 1)
+        (folder / "one_thread.json").write_text(json.dumps({"step_ms": ms.tolist()}))
+    return folders
+
+
+def test_a_busy_machine_has_the_ratio_of_further_steps_and_it_is_said(tmp_path):
+    result = compared(*crowded(tmp_path))
+    (c,) = result["comparisons"]
+    times = c["step_time_ratio"]
+    assert times["ratio"] == pytest.approx(1.2, rel=0.01)
+    assert times["interval"][0] < 1.2 < times["interval"][1]
+    assert times["how"] == "one thread"
+    assert "for another process had the cores" in times["why"]  # what the figures of the trained steps' times say
+    assert c["to_loss"]["steps"]
+    assert c["to_loss"]["seconds"] is None
+    assert "further steps by one thread, interleaved, in CPU time\n  steps left out   1180" in words(result)
+    assert comparison_rows(result)[1][0][-1].endswith(", by one thread")
+    result = compared(*crowded(tmp_path / "seeds", seeds=(1, 2, 3)))
+    times = result["comparisons"][0]["step_time_ratio"]
+    assert (times["how"], len(times["each"])) == ("one thread", 3)
+    assert times["ratio"] == pytest.approx(1.2, rel=0.01)
+    assert "over 3 pairs, further steps by one thread, interleaved, in CPU time: 1." in words(result)
+
+
+def test_further_steps_and_trained_ones_give_no_ratio_together(tmp_path):
+    mixed = timed(tmp_path, seeds=(1, 2)) + crowded(tmp_path, seeds=(3,))
+    times = compared(*mixed)["comparisons"][0]["step_time_ratio"]
+    assert (times["ratio"], times["why"][:20]) == (None, "too few timed steps,")
+
+
+def test_undisturbed_steps_go_before_further_ones(tmp_path):
+    folders = timed(tmp_path)
+    for folder in folders:
+        (folder / "one_thread.json").write_text(json.dumps({"step_ms": [20.0] * 120}))
+    times = compared(*folders)["comparisons"][0]["step_time_ratio"]
+    assert times["how"] == "interleaved"
+    assert "why" not in times
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"step_ms": 3}', '{"step_ms": ["a"]}', '{"step_ms": [1.0]}', "{"])
+def test_damaged_or_few_further_steps_are_none(tmp_path, text):
+    a, b = crowded(tmp_path)
+    (b / "one_thread.json").write_text(text)
+    assert compared(a, b)["comparisons"][0]["step_time_ratio"]["ratio"] is None
+
+
 def test_the_ratio_of_several_pairs_is_over_the_pairs(tmp_path):
     result = compared(*timed(tmp_path, seeds=(1, 2, 3)))
     times = result["comparisons"][0]["step_time_ratio"]
     assert times["interval"][0] <= 1.1 <= times["interval"][1]
     assert (times["how"], len(times["each"])) == ("interleaved", 3)
-    assert "over 3 pairs with their steps interleaved: 1." in words(result)
+    assert "over 3 pairs, steps interleaved: 1." in words(result)
 
 
 def test_each_candidate_is_timed_against_the_twin_beside_it(tmp_path):
