@@ -8,6 +8,7 @@ import pytest
 
 from compare import stats
 from compare.comparison import compare
+from compare.figures import why_times_differ
 from compare.report import comparison_rows, markdown, sentences, variant_rows, verdict_sentence
 from compare.runs import load_run, siblings
 from errors import UserError
@@ -433,7 +434,7 @@ def test_a_busy_machine_has_the_ratio_of_further_steps_and_it_is_said(tmp_path):
     assert times["ratio"] == pytest.approx(1.2, rel=0.01)
     assert times["interval"][0] < 1.2 < times["interval"][1]
     assert times["how"] == "one thread"
-    assert "for another process had the cores" in times["why"]  # what the figures of the trained steps' times say
+    assert "for another process had the cores" in why_times_differ(result)  # of the trained steps, in the figures
     assert c["to_loss"]["steps"]
     assert c["to_loss"]["seconds"] is None
     assert "further steps by one thread, interleaved, in CPU time\n  steps left out   1180" in words(result)

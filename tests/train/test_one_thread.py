@@ -115,6 +115,21 @@ def test_a_signal_ends_them_and_the_run_is_finished(small, crowded, monkeypatch)
     assert (c["step_time_ratio"]["ratio"], c["step_time_ratio"]["why"][:8]) == (None, "too few ")
 
 
+def test_a_run_that_was_told_to_stop_takes_none(small, crowded, monkeypatch):
+    whole = Run.evaluate
+
+    def stopped(self, step, *args):
+        if step == 111 and self.label.startswith("rms"):
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(self, step, *args)
+
+    monkeypatch.setattr(Run, "evaluate", stopped)
+    configs = pair(small)
+    with pytest.raises(SystemExit):
+        program.train(configs)
+    assert not (program.folder_of(configs[0]) / "one_thread.json").exists()
+
+
 def test_they_end_when_they_take_too_long(small, crowded, monkeypatch):
     monkeypatch.setattr(one_thread, "MOST_SECONDS", 0)
     assert json.loads((run(*pair(small)) / "one_thread.json").read_text()) == {"step_ms": []}
