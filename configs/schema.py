@@ -40,7 +40,7 @@ class Config:
     compile: Compile = Compile.auto
     """auto = full on CUDA, eager elsewhere; the choice is written into the run's config.yaml."""
     kernels: Kernels = Kernels.auto
-    """auto = triton on CUDA, torch's own fused norms elsewhere."""
+    """auto = triton on CUDA, cpu (C) where a CPU runs in float32 without compile, torch's own operators elsewhere."""
     deterministic: bool = False
     """Deterministic algorithms on CUDA too; on a CPU they are always on."""
     against: str | None = None

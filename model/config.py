@@ -19,6 +19,7 @@ class Placement(StrEnum):
 class Kernels(StrEnum):
     auto = "auto"
     triton = "triton"
+    cpu = "cpu"
     torch = "torch"
     plain = "plain"
 

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from model.config import Kernels, NormConfig, NormKind
 
 # each has the six functions of `kernels`; Triton's is imported only when it is chosen
-BACKENDS = {Kernels.triton: "kernels", Kernels.torch: "model.torch_ops", Kernels.plain: "kernels.reference"}
+BACKENDS = {
+    Kernels.triton: "kernels",
+    Kernels.cpu: "kernels.cpu",
+    Kernels.torch: "model.torch_ops",
+    Kernels.plain: "kernels.reference",
+}
 
 
 def backend(kernels: Kernels) -> ModuleType:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import torch
 
 from errors import UserError
+from kernels.cpu import CannotBuild, library
 from model.config import Kernels
 from training.config import Compile, Device, Dtype
 
@@ -32,9 +33,30 @@ def settle(cfg) -> None:
     if cfg.compile == Compile.auto:
         cfg.compile = Compile.full if cuda else Compile.eager
     if cfg.kernels == Kernels.auto:
-        cfg.kernels = Kernels.triton if cuda and find_spec("triton") else Kernels.torch
-    if cfg.kernels == Kernels.triton:
+        cfg.kernels = fastest_kernels(cfg)
+    elif cfg.kernels == Kernels.triton:
         check_triton(cfg.device)
+    elif cfg.kernels == Kernels.cpu and (why := why_not_c(cfg)):
+        raise UserError(f"kernels=cpu cannot be had: {why}; choose kernels=torch")
+
+
+def fastest_kernels(cfg) -> Kernels:
+    if cfg.device == Device.cuda:
+        return Kernels.triton if find_spec("triton") else Kernels.torch
+    return Kernels.torch if why_not_c(cfg) else Kernels.cpu
+
+
+def why_not_c(cfg) -> str | None:
+    """What keeps the C kernels from being used, in words."""
+    if cfg.device != Device.cpu or cfg.dtype != Dtype.float32:
+        return f"its C functions are for device=cpu and dtype=float32, not {cfg.device} and {cfg.dtype}"
+    if cfg.compile != Compile.eager:
+        return "torch.compile makes kernels of its own, and cannot see into these"
+    try:
+        library()
+    except CannotBuild as e:
+        return str(e)
+    return None
 
 
 def check_triton(device: Device) -> None:
@@ -55,3 +77,4 @@ def make_deterministic(cfg) -> None:
     if on and cfg.device == Device.cuda:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(on)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over every new tensor; our tests have it

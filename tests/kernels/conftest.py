@@ -6,10 +6,12 @@ import torch
 @pytest.fixture(autouse=True)
 def strict_torch():
     """Fresh memory holds NaN, so that an output left unwritten shows."""
-    before = torch.are_deterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
     yield
-    torch.use_deterministic_algorithms(before)
+    torch.use_deterministic_algorithms(before[0])
+    torch.utils.deterministic.fill_uninitialized_memory = before[1]
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from model.config import Kernels, ModelConfig, NormConfig, NormKind, Placement
 from model.gpt import GPT
 from model.init import init_std
 from model.rope import rope_table
+from tests.model.test_norm import BACKENDS
 
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
 
@@ -108,11 +109,9 @@ def test_counts():
 
 def test_backends_agree():
     x = tokens()
-    losses = [
-        build(kernels=k, norm=n)(x, x).item() for n in NormKind for k in (Kernels.torch, Kernels.plain, Kernels.triton)
-    ]
-    assert losses[:3] == pytest.approx([losses[0]] * 3, abs=1e-6)
-    assert losses[3:] == pytest.approx([losses[3]] * 3, abs=1e-6)
+    for norm in NormKind:
+        losses = [build(kernels=kernels, norm=norm)(x, x).item() for kernels in BACKENDS]
+        assert losses == pytest.approx([losses[0]] * len(losses), abs=1e-6)
 
 
 def step_by_step(model, x):
@@ -126,8 +125,10 @@ def step_by_step(model, x):
     return model.head(x if model.final_norm is None else model.final_norm(x)[0])
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("kernels", [Kernels.torch, Kernels.triton])
+@pytest.mark.parametrize(
+    ("kernels", "autocast"),  # C is for float32 alone
+    [(kernels, autocast) for kernels in BACKENDS for autocast in (False, True)][:-1],
+)
 @pytest.mark.parametrize("placement", Placement)
 @pytest.mark.parametrize("norm", NormKind)
 @pytest.mark.usefixtures("bfloat16_rounds_to_nearest")

@@ -6,7 +6,7 @@ import torch
 from model.config import Kernels, NormConfig, NormKind
 from model.norm import NORMS, build_norm
 
-BACKENDS = [Kernels.torch, Kernels.plain, Kernels.triton]
+BACKENDS = [Kernels.torch, Kernels.plain, Kernels.triton, Kernels.cpu]
 
 
 def test_every_kind_has_its_class():

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from errors import UserError
+from kernels.cpu import CannotBuild
 from model.gpt import GPT
 from tests.train.runs import COMPILED, MODES, metrics, run, same, weights
 from training import checkpoint
+from training.device import settle
 from training.run import Run
 from training.schedule import lr_at
 from training.timing import WARMUP_STEPS, core_waits
@@ -37,18 +40,39 @@ def test_compiled_losses_are_those_of_eager(small):
     assert weights(a, 3).keys() == weights(b, 3).keys()
 
 
-def test_triton_kernels_give_the_losses_of_torchs(small):
-    for norm in ("rmsnorm", "layernorm"):
-        a, b = (
-            run(
-                small(
-                    f"norm={norm}", f"kernels={kernels}", "train.steps=3", "model.n_layer=1", f"name={norm}-{kernels}"
-                )
-            )
-            for kernels in ("triton", "torch")
-        )
-        losses = [[r["train/loss"] for r in metrics(f) if "train/loss" in r] for f in (a, b)]
-        assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize(("kernels", "overrides"), [("triton", ["train.steps=3", "model.n_layer=1"]), ("cpu", [])])
+def test_kernels_give_the_losses_of_torchs(small, kernels, overrides, norm):
+    both = (run(small(f"norm={norm}", f"kernels={k}", f"name={k}", *overrides)) for k in (kernels, "torch"))
+    losses = [[r["train/loss"] for r in metrics(folder) if "train/loss" in r] for folder in both]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "chosen"), [([], "cpu"), (["compile=full"], "torch"), (["dtype=bfloat16"], "torch")]
+)
+def test_kernels_are_the_fastest_that_can_be_had(small, overrides, chosen):
+    cfg = small(*overrides)
+    settle(cfg)
+    assert cfg.kernels == chosen
+
+
+def test_without_a_c_compiler_torchs_operators_serve(small, monkeypatch):
+    def fail():
+        raise CannotBuild("there is no C compiler cc")
+
+    monkeypatch.setattr("training.device.library", fail)
+    cfg = small()
+    settle(cfg)
+    assert cfg.kernels == "torch"
+    with pytest.raises(UserError, match="kernels=cpu cannot be had: there is no C compiler cc; choose kernels=torch"):
+        settle(small("kernels=cpu"))
+
+
+@pytest.mark.parametrize(("override", "why"), [("compile=full", "kernels of its own"), ("dtype=bfloat16", "float32")])
+def test_c_kernels_are_refused_where_they_would_not_serve(small, override, why):
+    with pytest.raises(UserError, match=why):
+        settle(small("kernels=cpu", override))
 
 
 def test_bfloat16_rounds_and_float32_does_not(small):
