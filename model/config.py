@@ -9,6 +9,7 @@ from errors import UserError
 class NormKind(StrEnum):
     layernorm = "layernorm"
     rmsnorm = "rmsnorm"
+    identity = "identity"
 
 
 class Placement(StrEnum):

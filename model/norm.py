@@ -71,8 +71,19 @@ class LayerNorm(Norm):
         return self.weight, self.bias
 
 
-NORMS = {NormKind.layernorm: LayerNorm, NormKind.rmsnorm: RMSNorm}
+class Identity(nn.Module):
+    """y = h: no norm at all, to see what one does and costs. Of the arguments it needs none."""
+
+    def __init__(self, n_embd: int, eps: float, *, bias: bool, zero_centered: bool, kernels: Kernels):
+        super().__init__()
+
+    def forward(self, stream: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = stream if branch is None else stream + branch
+        return h, h
 
 
-def build_norm(n_embd: int, norm: NormConfig, *, bias: bool, kernels: Kernels) -> Norm:
+NORMS = {NormKind.layernorm: LayerNorm, NormKind.rmsnorm: RMSNorm, NormKind.identity: Identity}
+
+
+def build_norm(n_embd: int, norm: NormConfig, *, bias: bool, kernels: Kernels) -> Norm | Identity:
     return NORMS[norm.kind](n_embd, norm.eps, bias=bias, zero_centered=norm.zero_centered, kernels=kernels)

@@ -236,4 +236,4 @@ def test_hydra_habits(train_py):
     assert "kind: rmsnorm" in job.stdout
     help_ = train_py("--help")
     assert help_.returncode == 0
-    assert "norm: layernorm, rmsnorm" in help_.stdout
+    assert "norm: identity, layernorm, rmsnorm" in help_.stdout

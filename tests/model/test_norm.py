@@ -31,7 +31,7 @@ def test_output_has_the_inputs_dtype_and_float32_accuracy(kernels, kind, autocas
 
 
 @pytest.mark.parametrize("kernels", BACKENDS)
-@pytest.mark.parametrize("kind", NormKind)
+@pytest.mark.parametrize("kind", [kind for kind in NormKind if kind != NormKind.identity])
 def test_zero_centered_gain(kernels, kind):
     x = torch.randn(4, 64)
     plain, centered = (
@@ -49,3 +49,11 @@ def test_zero_centered_gain(kernels, kind):
 def test_bias_belongs_to_layernorm(kind):
     norm = build_norm(8, NormConfig(kind=kind), bias=True, kernels=Kernels.torch)
     assert (getattr(norm, "bias", None) is not None) == (kind == NormKind.layernorm)
+
+
+def test_identity_is_no_norm():
+    norm = build_norm(8, NormConfig(kind=NormKind.identity), bias=True, kernels=Kernels.torch)
+    x, branch = torch.randn(2, 8), torch.randn(2, 8)
+    assert list(norm.parameters()) == []
+    assert all(torch.equal(t, x) for t in norm(x))
+    assert all(torch.equal(t, x + branch) for t in norm(x, branch))
