@@ -142,8 +142,8 @@ def test_large_is_beyond_int32(size):
     assert Case("rope", *size).n_bytes("forward") > 2**33
 
 
-@pytest.mark.parametrize("wrong", [0, 3])
-def test_all_of_a_gpu_in_order(wrong, monkeypatch, capsys):
+@pytest.mark.parametrize(("wrong", "failed"), [(0, 0), (3, 0), (0, 1)])
+def test_all_of_a_gpu_in_order(wrong, failed, monkeypatch, capsys):
     """A wrong kernel is timed too, but nobody can overlook that it is wrong."""
     done = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -151,15 +151,13 @@ def test_all_of_a_gpu_in_order(wrong, monkeypatch, capsys):
     monkeypatch.setattr(check_kernels, "run", lambda to: done.append(to) or wrong)
     for module in (bench_dispatch, bench_kernels):
         monkeypatch.setattr(module, "main", lambda options: done.append(options.to))
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
-    if wrong:
-        with pytest.raises(SystemExit) as end:
-            gpu.main(gpu.Options())
-        assert end.value.code == 1
-        assert "3 comparisons" in capsys.readouterr().out
-    else:
+    monkeypatch.setattr(gpu.subprocess, "call", lambda command: done.append(command[3].removeprefix("to=")) or failed)
+    with pytest.raises(SystemExit) as end:
         gpu.main(gpu.Options())
-    assert done == [f"results/gpu/nvidia-h100-80gb-hbm3/{file}.json" for file in ("check", "dispatch", "kernels")]
+    assert end.value.code == int(bool(wrong or failed))
+    assert ("3 comparisons" in capsys.readouterr().out) == bool(wrong)
+    files = ("check", "dispatch", "kernels", "train")
+    assert done == [f"results/gpu/nvidia-h100-80gb-hbm3/{file}.json" for file in files]
 
 
 @pytest.mark.parametrize("main", [check_kernels.main, bench_dispatch.main])
