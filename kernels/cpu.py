@@ -19,10 +19,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from kernels import reference
+from kernels.eager import PLAIN, eager_apply
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
-PLAIN = {torch.Tensor, torch.nn.Parameter}
 PARTS = 32  # of a sum over rows
 
 
@@ -134,6 +134,9 @@ class _Norm(torch.autograd.Function):
         return dx, dr, *(None if parts is None else parts.sum(0) for parts in (dw, db)), None, None
 
 
+_eager_norm = eager_apply(_Norm)
+
+
 def _empty(like: torch.Tensor, *shape: int) -> torch.Tensor:
     return torch.empty(shape or like.shape, dtype=like.dtype)
 
@@ -147,12 +150,7 @@ def _norm(name: str, x, residual, weight, bias, eps: float, zero_centered: bool)
         return getattr(reference, name)(**given, eps=eps, zero_centered=zero_centered)
     gain = x.new_ones(x.shape[-1]) if weight is None else 1 + weight if zero_centered else weight.contiguous()
     bias = None if bias is None else bias.contiguous()
-    return _apply(_Norm)(x, residual, gain, bias, float(eps), name.endswith("layer_norm"))
-
-
-def _apply(function):
-    """An autograd.Function's `apply` without its Python half, which prepares arguments for torch.func."""
-    return super(torch.autograd.Function, function).apply
+    return _eager_norm(x, residual, gain, bias, float(eps), name.endswith("layer_norm"))
 
 
 def rms_norm(x, weight=None, eps=1e-5, *, zero_centered=False):
@@ -197,10 +195,13 @@ class _SwiGLU(torch.autograd.Function):
         return dgate, dup
 
 
+_eager_swiglu = eager_apply(_SwiGLU)
+
+
 def swiglu(gate, up):
     """As `reference.swiglu`, in one pass; e^x to 2 units in the last place."""
     fit = gate.ndim and gate.shape == up.shape
-    return _apply(_SwiGLU)(gate, up) if fit and _taken(gate, up) else reference.swiglu(gate, up)
+    return _eager_swiglu(gate, up) if fit and _taken(gate, up) else reference.swiglu(gate, up)
 
 
 # rope
@@ -230,10 +231,13 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: float) 
     return out.transpose(1, 2)
 
 
+_eager_rope = eager_apply(_Rope)
+
+
 def rope(q, k, cos, sin):
     """As `reference.rope`, in one pass over each."""
     fit = q.ndim == k.ndim == 4 and (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
     fit = fit and cos.shape == sin.shape == (q.shape[2], cos.shape[-1]) and 2 * cos.shape[-1] <= q.shape[3]
     if not (fit and _taken(q, k, cos, sin)) or cos.requires_grad or sin.requires_grad:
         return reference.rope(q, k, cos, sin)
-    return _apply(_Rope)(q, k, cos.contiguous(), sin.contiguous())
+    return _eager_rope(q, k, cos.contiguous(), sin.contiguous())

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from kernels.launch import ACC, INSTEAD, MAX_COLS, OPTIONS, cdiv, check, eager_apply, launch, operator, rows
+from kernels.eager import eager_apply
+from kernels.launch import ACC, INSTEAD, MAX_COLS, OPTIONS, cdiv, check, launch, operator, rows
 
 # M rows (all leading axes together), N columns
 

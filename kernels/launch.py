@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.eager import PLAIN
+
 INTERPRETED = not isinstance(tl.sum, triton.JITFunction)
 # what a kernel computes in: each load is widened at once, since the interpreter's bfloat16 arithmetic works on raw bits
 ACC = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
@@ -80,17 +82,6 @@ def operator(name, implementation, empty):
     opaque = torch.library.custom_op(f"normgpt::{name}", whole(implementation), mutates_args=())
     opaque.register_fake(whole(empty))
     return opaque
-
-
-def eager_apply(function):
-    """An autograd.Function's `apply` without its Python half, which takes as long as three allocations.
-
-    That half prepares arguments for torch.func's transforms, and those `check` refuses.
-    """
-    return super(torch.autograd.Function, function).apply
-
-
-PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def check(names, *tensors):

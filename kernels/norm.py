@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from kernels.eager import eager_apply
 from kernels.launch import (
     ACC,
     INSTEAD,
@@ -20,7 +21,6 @@ from kernels.launch import (
     WIDE,
     cdiv,
     check,
-    eager_apply,
     launch,
     multiprocessors,
     operator,

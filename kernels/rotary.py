@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from kernels.launch import ACC, INSTEAD, OPTIONS, cdiv, check, eager_apply, launch, operator
+from kernels.eager import eager_apply
+from kernels.launch import ACC, INSTEAD, OPTIONS, cdiv, check, launch, operator
 
 # B batch, H query heads, Hkv key heads, T time, D head width, R rotated channels
 

@@ -6,7 +6,16 @@ import torch
 import kernels
 from kernels import norm, reference
 from tests.kernels.test_kernels import close, each_norm, python
-from tests.kernels.twins import DTYPES, INPUTS, NORMS, assert_as_good_as_twin, call, draw, run
+from tests.kernels.twins import (
+    DTYPES,
+    INPUTS,
+    NORMS,
+    assert_as_good_as_twin,
+    assert_extreme_rows_stay_finite,
+    call,
+    draw,
+    run,
+)
 
 pytestmark = pytest.mark.usefixtures("bfloat16_rounds_to_nearest")
 
@@ -80,19 +89,7 @@ def test_one_gradient_for_both_does_not_tie_the_leaves(name):
 @each_norm
 @pytest.mark.parametrize(("dtype", "n_cols"), [*((dtype, 64) for dtype in DTYPES[:3]), (torch.float16, 8300)], ids=str)
 def test_extreme_rows_stay_finite(name, dtype, n_cols):
-    inputs = {k: t for k, t in INPUTS[name](name, 5, n_cols, dtype=dtype).items() if k != "residual"}
-    x = inputs["x"] * torch.tensor([[0.0], [1e4], [1e-4], [1.0], [1.0]], dtype=dtype)
-    x[3] = 3.0
-    inputs["x"] = x
-    if name.startswith("add_"):
-        inputs["residual"] = torch.zeros_like(x)
-    results = run(kernels, name, inputs)
-    assert all(t.isfinite().all() for t in results.values())
-    y = results["output 0"]
-    if name.endswith("layer_norm"):
-        assert torch.equal(y[[0, 3]], inputs["bias"].expand(2, -1))
-    else:
-        assert torch.equal(y[0], torch.zeros_like(y[0]))
+    assert_extreme_rows_stay_finite(name, kernels, n_cols, dtype)
 
 
 def test_what_each_norm_is_blind_to():
