@@ -31,6 +31,14 @@ def test_everyone_is_timed_in_turn_and_kept(tmp_path, capsys):
     assert ("without transformers" in said) == (find_spec("transformers") is None)
 
 
+def test_neither_order_nor_drift_favours_any():
+    order = []
+    everyone = [bench_train.Contestant({}, lambda name=name: order.append(name)) for name in "abc"]
+    bench_train.interleave(everyone, 3, torch.device("cpu"))
+    assert "".join(order) == "abccba" * 4
+    assert [len(one.ms) for one in everyone] == [3] * 3
+
+
 def test_the_floor_is_the_step_s_products():
     """Two operations for each number multiplied: with the tied head six a weight, and attention's 12 T C a layer."""
     cfg, counted = ModelConfig(n_layer=2, n_head=2, n_embd=64, block_size=16), []
