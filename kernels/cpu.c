@@ -117,12 +117,12 @@ void swiglu_forward(In gate, In up, Out y, I gate_stride, I up_stride, I n_rows,
     for (I i = 0; i < n_rows; i++) swiglu_row(gate + i * gate_stride, up + i * up_stride, y + i * n_cols, n_cols);
 }
 
-void swiglu_backward(In dy, In gate, In up, Out dgate, Out dup, I dy_stride, I gate_stride, I up_stride, I out_stride,
-                     I n_rows, I n_cols) {
+void swiglu_backward(In dy, In gate, In up, Out dgate, Out dup, I dy_stride, I gate_stride, I up_stride, I n_rows,
+                     I n_cols) {
 #pragma omp parallel for if (n_rows * n_cols > SERIAL)
     for (I i = 0; i < n_rows; i++)
-        swiglu_row_backward(dy + i * dy_stride, gate + i * gate_stride, up + i * up_stride, dgate + i * out_stride,
-                            dup + i * out_stride, n_cols);
+        swiglu_row_backward(dy + i * dy_stride, gate + i * gate_stride, up + i * up_stride, dgate + i * n_cols,
+                            dup + i * n_cols, n_cols);
 }
 
 // One of q and k, (B, H, T, D) of any strides but the last's, into out (B, T, H, D); turned back where sign is -1.

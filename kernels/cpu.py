@@ -92,12 +92,17 @@ def _taken(*tensors: torch.Tensor | None) -> bool:
     return all(t.dtype == torch.float32 and t.is_cpu and t.numel() and t.__class__ in PLAIN for t in given)
 
 
+def _adjacent(t: torch.Tensor) -> torch.Tensor:
+    """t with its last axis adjacent in memory, and no sign to be turned: no copy where it is so already."""
+    t = t.resolve_neg()
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
 def _rows(t: torch.Tensor | None) -> tuple[torch.Tensor | None, int]:
     """(..., N) as (M, N) with adjacent columns, and the stride of its rows."""
     if t is None:
         return None, 0
-    t = t.resolve_neg().reshape(-1, t.shape[-1])
-    t = t if t.stride(-1) == 1 else t.contiguous()
+    t = _adjacent(t.reshape(-1, t.shape[-1]))
     return t, t.stride(0)
 
 
@@ -191,7 +196,7 @@ class _SwiGLU(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         (d, d_stride), (g, g_stride), (u, u_stride) = _rows(dy), _rows(gate), _rows(up)
         dgate, dup = _empty(gate), _empty(up)
-        _call("swiglu_backward", d, g, u, dgate, dup, d_stride, g_stride, u_stride, g.shape[1], *g.shape)
+        _call("swiglu_backward", d, g, u, dgate, dup, d_stride, g_stride, u_stride, *g.shape)
         return dgate, dup
 
 
@@ -222,8 +227,7 @@ class _Rope(torch.autograd.Function):
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: float) -> torch.Tensor:
     """(B, H, T, D) with the memory of (B, T, H, D), as attention's matrix products want it."""
-    x = x.resolve_neg()
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    x = _adjacent(x)
     batch, n_head, n_time, width = x.shape
     out = _empty(x, batch, n_time, n_head, width)
     args = x, cos, sin, out, *x.stride()[:3], batch, n_head, n_time, width, cos.shape[1], sign

@@ -44,10 +44,10 @@ class Options:
     batch: int | None = None
     vocab: int | None = None
     steps: int = 100
-    norm: str = ",".join(NormKind)
+    norm: str | None = None
     kernels: str | None = None
-    compile: str = "eager,full"
-    peers: str = "transformers"
+    compile: str | None = None
+    peers: str | None = None
     to: str | None = None
 
 
@@ -70,28 +70,22 @@ class Contestant:
 # what is timed
 
 
-def trained(model: nn.Module, logits_of: Callable[[Tensor], Tensor] | None, x: Tensor, y: Tensor, compiled: bool):
-    """One training step of `model` on tokens x with targets y, (B, T) each: by its own loss, or by its logits'."""
+def trained(model: nn.Module, loss_of: Callable, x: Tensor, y: Tensor, compiled: bool) -> Callable[[], None]:
+    """One training step of `model` by the loss loss_of(x, y) of tokens x and targets y, (B, T) each."""
     optimizer = build_optimizer(model, OptimConfig())
-
-    def loss_of(x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(logits_of(x).float().flatten(0, 1), y.flatten())
-
-    loss_of = loss_of if logits_of else model
     loss_of = torch.compile(loss_of, fullgraph=True, dynamic=False) if compiled else loss_of
 
-    def step() -> Tensor:
+    def step() -> None:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             loss = loss_of(x, y)
         loss.backward()
         guarded_update(optimizer, model, loss=loss.detach(), lr=1e-4, clip=1.0)
-        return loss.detach()
 
     return step
 
 
-def llama(cfg: ModelConfig, vocab: int) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """transformers' Llama of our shape: SwiGLU, RoPE, RMSNorm, no biases, tied embeddings."""
+def llama(cfg: ModelConfig, vocab: int) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+    """transformers' Llama of our shape, and our loss of its logits: SwiGLU, RoPE, RMSNorm, no biases."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(
@@ -102,7 +96,7 @@ def llama(cfg: ModelConfig, vocab: int) -> tuple[nn.Module, Callable[[Tensor], T
             attn_implementation="sdpa",
         )
     )  # fmt: skip
-    return model, lambda x: model(input_ids=x).logits
+    return model, lambda x, y: F.cross_entropy(model(input_ids=x).logits.float().flatten(0, 1), y.flatten())
 
 
 def matrix_products(cfg: ModelConfig, vocab: int, batch: int, device: torch.device) -> Callable[[], None]:
@@ -169,14 +163,15 @@ def contestants(cfg: ModelConfig, options: Options, device: torch.device) -> lis
         shape = ModelConfig(**vars(cfg) | {"norm": NormConfig(kind=NormKind(norm))})
         model = GPT(shape, options.vocab, kernels=Kernels(kernels)).to(device)
         about = {"implementation": "normgpt", "norm": str(norm), "kernels": str(kernels), "compile": compiled}
-        found.append(Contestant(about, trained(model, None, *batch, compiled == "full")))
-    if chosen("peers", options.peers, ["transformers"]) and not find_spec("transformers"):
-        print("without transformers, which is not installed")
-    elif options.peers:
+        found.append(Contestant(about, trained(model, model, *batch, compiled == "full")))
+    for peer in chosen("peers", options.peers, ["transformers"]):
+        if not find_spec(peer):
+            print(f"without {peer}, which is not installed")
+            continue
         for compiled in modes:
-            model, logits_of = llama(cfg, options.vocab)
-            about = {"implementation": "transformers", "norm": "rmsnorm", "kernels": "", "compile": compiled}
-            found.append(Contestant(about, trained(model.to(device), logits_of, *batch, compiled == "full")))
+            model, loss_of = llama(cfg, options.vocab)
+            about = {"implementation": peer, "norm": "rmsnorm", "kernels": "", "compile": compiled}
+            found.append(Contestant(about, trained(model.to(device), loss_of, *batch, compiled == "full")))
     floor = {"implementation": "matrix products", "norm": "", "kernels": "", "compile": ""}
     return [*found, Contestant(floor, matrix_products(cfg, options.vocab, options.batch, device))]
 

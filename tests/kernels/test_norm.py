@@ -4,14 +4,13 @@ import pytest
 import torch
 
 import kernels
-from kernels import norm, reference
+from kernels import cpu, norm, reference
 from tests.kernels.test_kernels import close, each_norm, python
 from tests.kernels.twins import (
     DTYPES,
     INPUTS,
     NORMS,
     assert_as_good_as_twin,
-    assert_extreme_rows_stay_finite,
     call,
     draw,
     run,
@@ -19,6 +18,11 @@ from tests.kernels.twins import (
 
 pytestmark = pytest.mark.usefixtures("bfloat16_rounds_to_nearest")
 
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+# the C kernels take float32 alone
+each_home = pytest.mark.parametrize(
+    ("home", "dtype"), [(kernels, torch.float64), (cpu, torch.float32)], ids=["triton", "c"]
+)
 each_add = pytest.mark.parametrize("name", [name for name in NORMS if name.startswith("add_")])
 
 
@@ -56,40 +60,57 @@ def test_residual_of_another_dtype(name, dtypes, n_cols):
 @each_add
 @pytest.mark.parametrize("n_cols", [48, 8300])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_fused_add_equals_add_then_norm_bit_for_bit(name, dtype, n_cols):
+@pytest.mark.parametrize("home", [kernels, cpu], ids=["triton", "c"])
+def test_fused_add_equals_add_then_norm_bit_for_bit(home, name, dtype, n_cols):
     inputs = INPUTS[name](name, 3, n_cols, dtype=dtype)
-    y, h = call(kernels, name, inputs)
+    y, h = call(home, name, inputs)
     alone = {k: t for k, t in inputs.items() if k != "residual"} | {"x": inputs["x"] + inputs["residual"]}
     assert torch.equal(h, alone["x"])
-    assert torch.equal(y, *call(kernels, name.removeprefix("add_"), alone))
+    assert torch.equal(y, *call(home, name.removeprefix("add_"), alone))
 
 
 @each_add
 @pytest.mark.parametrize("used", [0, 1])
-def test_either_output_may_go_unused(name, used):
-    inputs, results = INPUTS[name](name, 4, 6), []
-    for home in (kernels, reference):
+@each_home
+def test_either_output_may_go_unused(home, dtype, name, used):
+    inputs, results = INPUTS[name](name, 4, 6, dtype=dtype), []
+    for functions in (home, reference):
         leaves = {k: t.clone().requires_grad_() for k, t in inputs.items()}
-        y = call(home, name, leaves)[used]
-        gradients = torch.autograd.grad(y, list(leaves.values()), draw(4, 6, seed=3), allow_unused=True)
+        y = call(functions, name, leaves)[used]
+        gradients = torch.autograd.grad(y, list(leaves.values()), draw(4, 6, seed=3, dtype=dtype), allow_unused=True)
         results.append({str(i): g for i, g in enumerate(gradients) if g is not None})
-    close(*results)
+    close(*results, TOLERANCE[dtype])
 
 
 @each_add
-def test_one_gradient_for_both_does_not_tie_the_leaves(name):
+@each_home
+def test_one_gradient_for_both_does_not_tie_the_leaves(home, dtype, name):
     """x and the residual share one gradient tensor on its way; adding to one .grad must leave the other alone."""
-    leaves = {k: t.requires_grad_() for k, t in INPUTS[name](name, 4, 6).items()}
-    sum(y.sum() for y in call(kernels, name, leaves)).backward()
+    leaves = {k: t.requires_grad_() for k, t in INPUTS[name](name, 4, 6, dtype=dtype).items()}
+    sum(y.sum() for y in call(home, name, leaves)).backward()
     before = leaves["residual"].grad.clone()
     leaves["x"].grad.add_(1)
     assert torch.equal(leaves["residual"].grad, before)
 
 
 @each_norm
-@pytest.mark.parametrize(("dtype", "n_cols"), [*((dtype, 64) for dtype in DTYPES[:3]), (torch.float16, 8300)], ids=str)
-def test_extreme_rows_stay_finite(name, dtype, n_cols):
-    assert_extreme_rows_stay_finite(name, kernels, n_cols, dtype)
+@pytest.mark.parametrize(("home", "dtype", "n_cols"), [
+    *((kernels, dtype, 64) for dtype in DTYPES[:3]), (kernels, torch.float16, 8300), (cpu, torch.float32, 64),
+], ids=lambda value: getattr(value, "__name__", str(value)))  # fmt: skip
+def test_extreme_rows_stay_finite(home, name, dtype, n_cols):
+    inputs = {k: t for k, t in INPUTS[name](name, 5, n_cols, dtype=dtype).items() if k != "residual"}
+    x = inputs["x"] * torch.tensor([[0.0], [1e4], [1e-4], [1.0], [1.0]], dtype=dtype)
+    x[3] = 3.0
+    inputs["x"] = x
+    if name.startswith("add_"):
+        inputs["residual"] = torch.zeros_like(x)
+    results = run(home, name, inputs)
+    assert all(t.isfinite().all() for t in results.values())
+    y = results["output 0"]
+    if name.endswith("layer_norm"):
+        assert torch.equal(y[[0, 3]], inputs["bias"].expand(2, -1))
+    else:
+        assert torch.equal(y[0], torch.zeros_like(y[0]))
 
 
 def test_what_each_norm_is_blind_to():
@@ -104,16 +125,17 @@ def test_what_each_norm_is_blind_to():
 
 
 @each_norm
-def test_two_norms_in_sequence(name):
+@each_home
+def test_two_norms_in_sequence(home, dtype, name):
     """The inner one's output is the outer one's input, and nobody writes over either."""
-    inputs, results = INPUTS[name](name, 4, 6), []
-    for home in (kernels, reference):
+    inputs, results = INPUTS[name](name, 4, 6, dtype=dtype), []
+    for functions in (home, reference):
         leaves = {k: t.clone().requires_grad_() for k, t in inputs.items()}
-        y, *_ = call(home, name, leaves)
-        z, *_ = call(home, name, leaves | {"x": y})
-        gradients = torch.autograd.grad(z + y, list(leaves.values()), draw(4, 6, seed=3))
+        y, *_ = call(functions, name, leaves)
+        z, *_ = call(functions, name, leaves | {"x": y})
+        gradients = torch.autograd.grad(z + y, list(leaves.values()), draw(4, 6, seed=3, dtype=dtype))
         results.append({str(i): t for i, t in enumerate((z.detach(), *gradients))})
-    close(*results)
+    close(*results, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("center", [False, True])
