@@ -30,7 +30,8 @@ from model.gpt import GPT
 from scripts.options import run_script
 from scripts.results import table, write
 from training.config import OptimConfig
-from training.optim import build_optimizer, guarded_update
+from training.device import compiled
+from training.optim import AdamW, guarded_update, parameter_groups
 from training.timing import now, peak_flops
 
 MODELS = Path(__file__).parents[1] / "configs" / "model"
@@ -70,21 +71,36 @@ class Contestant:
 # what is timed
 
 
-def trained(model: nn.Module, loss_of: Callable, x: Tensor, y: Tensor, compiled: bool) -> Callable[[], None]:
-    """One training step of `model` by the loss loss_of(x, y) of tokens x and targets y, (B, T) each."""
-    optimizer = build_optimizer(model, OptimConfig())
-    loss_of = torch.compile(loss_of, fullgraph=True, dynamic=False) if compiled else loss_of
+def trained(loss_of: Callable, update: Callable[[Tensor], object], x: Tensor, y: Tensor) -> Callable[[], None]:
+    """One training step by the loss loss_of(x, y) of tokens x and targets y, (B, T) each, and update(loss)."""
 
     def step() -> None:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             loss = loss_of(x, y)
         loss.backward()
-        guarded_update(optimizer, model, loss=loss.detach(), lr=1e-4, clip=1.0)
+        update(loss.detach())
 
     return step
 
 
-def llama(cfg: ModelConfig, vocab: int) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+def ours(model: nn.Module) -> Callable[[Tensor], object]:
+    optimizer = AdamW(model, OptimConfig())
+    return lambda loss: guarded_update(optimizer, loss=loss, lr=1e-4, clip=1.0)
+
+
+def usual(model: nn.Module) -> Callable[[Tensor], object]:
+    """What a training loop of transformers does: PyTorch's clipping and its fused AdamW."""
+    optimizer = torch.optim.AdamW(parameter_groups(model, OptimConfig()), lr=1e-4, betas=(0.9, 0.95), fused=True)
+
+    def update(_: Tensor) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def llama(cfg: ModelConfig, vocab: int, device: torch.device) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
     """transformers' Llama of our shape, and our loss of its logits: SwiGLU, RoPE, RMSNorm, no biases."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -95,7 +111,7 @@ def llama(cfg: ModelConfig, vocab: int) -> tuple[nn.Module, Callable[[Tensor, Te
             rms_norm_eps=cfg.norm.eps, tie_word_embeddings=cfg.tie_embeddings, use_cache=False,
             attn_implementation="sdpa",
         )
-    )  # fmt: skip
+    ).to(device)  # fmt: skip
     return model, lambda x, y: F.cross_entropy(model(input_ids=x).logits.float().flatten(0, 1), y.flatten())
 
 
@@ -157,21 +173,23 @@ def contestants(cfg: ModelConfig, options: Options, device: torch.device) -> lis
     batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     found = []
     norms, modes = chosen("norm", options.norm, list(NormKind)), chosen("compile", options.compile, ["eager", "full"])
-    for norm, kernels, compiled in product(norms, chosen("kernels", options.kernels, backends(device)), modes):
-        if (kernels, compiled) == (Kernels.cpu, "full"):
+    for norm, kernels, mode in product(norms, chosen("kernels", options.kernels, backends(device)), modes):
+        if (kernels, mode) == (Kernels.cpu, "full"):
             continue  # torch.compile makes kernels of its own
         shape = ModelConfig(**vars(cfg) | {"norm": NormConfig(kind=NormKind(norm))})
         model = GPT(shape, options.vocab, kernels=Kernels(kernels)).to(device)
-        about = {"implementation": "normgpt", "norm": str(norm), "kernels": str(kernels), "compile": compiled}
-        found.append(Contestant(about, trained(model, model, *batch, compiled == "full")))
+        about = {"implementation": "normgpt", "norm": str(norm), "kernels": str(kernels), "compile": mode}
+        loss_of = compiled(model, device) if mode == "full" else model
+        found.append(Contestant(about, trained(loss_of, ours(model), *batch)))
     for peer in chosen("peers", options.peers, ["transformers"]):
         if not find_spec(peer):
             print(f"without {peer}, which is not installed")
             continue
-        for compiled in modes:
-            model, loss_of = llama(cfg, options.vocab)
-            about = {"implementation": peer, "norm": "rmsnorm", "kernels": "", "compile": compiled}
-            found.append(Contestant(about, trained(model.to(device), loss_of, *batch, compiled == "full")))
+        for mode in modes:
+            model, loss_of = llama(cfg, options.vocab, device)
+            about = {"implementation": peer, "norm": "rmsnorm", "kernels": "", "compile": mode}
+            loss_of = torch.compile(loss_of, fullgraph=True, dynamic=False) if mode == "full" else loss_of
+            found.append(Contestant(about, trained(loss_of, usual(model), *batch)))
     floor = {"implementation": "matrix products", "norm": "", "kernels": "", "compile": ""}
     return [*found, Contestant(floor, matrix_products(cfg, options.vocab, options.batch, device))]
 

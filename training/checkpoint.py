@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from errors import UserError
+from training.optim import AdamW
 
 Tensors = dict[str, Tensor]
 
@@ -32,7 +33,7 @@ def model_tensors(model: nn.Module) -> Tensors:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def optim_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+def optim_tensors(model: nn.Module, optimizer: AdamW) -> Tensors:
     """Moments and step counts, as PARAMETER.exp_avg and so on."""
     return {f"{name}.{k}": v for name, p in model.named_parameters() for k, v in optimizer.state[p].items()}
 

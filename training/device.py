@@ -1,9 +1,11 @@
 """Where and how a model runs: device, dtype, kernels, compilation, determinism. Every `auto` is settled here, once."""
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor, nn
 
 from errors import UserError
 from kernels.cpu import CannotBuild, library
@@ -69,6 +71,12 @@ def check_triton(device: Device) -> None:
             f"kernels=triton needs a GPU, and this run is on device={device}; choose kernels=torch, or set "
             "TRITON_INTERPRET=1 to run the kernels, slowly, in Triton's interpreter"
         )
+
+
+def compiled(model: nn.Module, device: torch.device) -> Callable[..., Tensor]:
+    """torch.compile, in one graph and for fixed shapes; on a CPU with its calls in C++, for Python's are dear there."""
+    options = {"cpp_wrapper": True} if device.type == "cpu" else None
+    return torch.compile(model, fullgraph=True, dynamic=False, options=options)
 
 
 def make_deterministic(cfg) -> None:

@@ -15,34 +15,58 @@ def parameter_groups(model: nn.Module, cfg: OptimConfig) -> list[dict]:
     return [{"params": decayed, "weight_decay": cfg.weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
-def build_optimizer(model: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
-    """Fused AdamW (Loshchilov & Hutter 2019) with moments allocated at once, so that a checkpoint loads into them."""
-    groups = [g for g in parameter_groups(model, cfg) if g["params"]]
-    optimizer = torch.optim.AdamW(groups, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True)
-    device = next(model.parameters()).device
-    # fused AdamW leaves weights, moments and step counts alone where this is 1: the hook that GradScaler uses
-    optimizer.grad_scale, optimizer.found_inf = None, torch.zeros((), device=device)
-    for p in model.parameters():
-        optimizer.state[p] = {
-            "step": torch.zeros((), device=device),
-            "exp_avg": torch.zeros_like(p),
-            "exp_avg_sq": torch.zeros_like(p),
+class AdamW:
+    """AdamW (Loshchilov & Hutter 2019) by PyTorch's fused kernel, one call for all parameters of a group.
+
+    Moments are allocated at once, so that a checkpoint loads into them; `state` has step, exp_avg and exp_avg_sq of a
+    parameter, as torch.optim's. `found_inf`, shape (), stays 0 while losses and gradients are finite.
+    """
+
+    def __init__(self, model: nn.Module, cfg: OptimConfig):
+        self.cfg = cfg
+        device = next(model.parameters()).device
+        self.found_inf = torch.zeros((), device=device)
+        self.groups = [group for group in parameter_groups(model, cfg) if group["params"]]
+        self.params = [p for group in self.groups for p in group["params"]]
+        self.state = {
+            p: {
+                "step": torch.zeros((), device=device),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
+            for p in self.params
         }
-    return optimizer
+        self.moments = [
+            [[self.state[p][name] for p in group["params"]] for name in ("exp_avg", "exp_avg_sq", "step")]
+            for group in self.groups
+        ]
+
+    def step(self, lr: float, grad_scale: Tensor) -> None:
+        """One update by the gradients / grad_scale, or none where found_inf is 1. All stays on the device."""
+        for group, (exp_avg, exp_avg_sq, steps) in zip(self.groups, self.moments, strict=True):
+            torch._foreach_add_(steps, 1 - self.found_inf)
+            torch._fused_adamw_(
+                group["params"], [p.grad for p in group["params"]], exp_avg, exp_avg_sq, [], steps,
+                lr=lr, beta1=self.cfg.beta1, beta2=self.cfg.beta2, weight_decay=group["weight_decay"], eps=self.cfg.eps,
+                amsgrad=False, maximize=False, grad_scale=grad_scale, found_inf=self.found_inf,
+            )  # fmt: skip
 
 
 @torch.no_grad()
-def guarded_update(optimizer: torch.optim.AdamW, model: nn.Module, *, loss: Tensor, lr: float, clip: float) -> Tensor:
+def guarded_update(optimizer: AdamW, *, loss: Tensor, lr: float, clip: float) -> Tensor:
     """Clips, updates unless the loss or the gradient is, or ever was, non-finite, and frees the gradients.
 
     Nothing here waits for the device. Returns the gradient's norm before clipping, shape (), and leaves the verdict in
     `optimizer.found_inf`, which stays 1 once it is: the weights remain those before the first bad step.
     """
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
+    norm = nn.utils.get_total_norm([p.grad for p in optimizer.params])
     optimizer.found_inf.logical_or_(~torch.isfinite(loss + norm))
-    if norm.device.type != "mps" or not optimizer.found_inf:  # Metal's fused AdamW does not look at found_inf
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    scale = (norm / (clip or math.inf)).clamp(min=1)  # the fused kernel divides by it, which saves a pass
+    if norm.device.type != "mps":
+        optimizer.step(lr, scale)
+    elif not optimizer.found_inf:  # Metal's fused kernel looks at neither
+        torch._foreach_div_([p.grad for p in optimizer.params], scale)
+        optimizer.step(lr, scale)
+    for p in optimizer.params:
+        p.grad = None
     return norm

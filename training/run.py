@@ -17,9 +17,10 @@ from model.gpt import GPT
 from model.init import keyed_generator
 from training import checkpoint
 from training.config import Compile, WandbMode
+from training.device import compiled
 from training.environment import utc_now
 from training.folder import folder_of, plain, with_history
-from training.optim import build_optimizer, guarded_update
+from training.optim import AdamW, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
 from training.timing import WARMUP_STEPS, core_waits, now, peak_flops
@@ -44,10 +45,8 @@ class Run:
         self.cfg, self.data, self.folder = cfg, data, folder_of(cfg)
         self.device = torch.device(cfg.device)
         self.model = GPT(cfg.model, data.vocab_size, kernels=cfg.kernels, seed=cfg.seed).to(self.device)
-        self.optimizer = build_optimizer(self.model, cfg.optim)
-        self.loss = self.model
-        if cfg.compile == Compile.full:
-            self.loss = torch.compile(self.model, fullgraph=True, dynamic=False)
+        self.optimizer = AdamW(self.model, cfg.optim)
+        self.loss = compiled(self.model, self.device) if cfg.compile == Compile.full else self.model
         self.peak_flops = peak_flops(self.device, cfg.dtype)
         self.best_val_loss: float | None = None
         self.wandb_id = new_run_id()
@@ -102,7 +101,7 @@ class Run:
                 part_loss = self.loss(xs, ys) / cfg.train.accumulate
             part_loss.backward()
             loss += part_loss.detach()
-        return loss, guarded_update(self.optimizer, self.model, loss=loss, lr=lr, clip=cfg.train.grad_clip)
+        return loss, guarded_update(self.optimizer, loss=loss, lr=lr, clip=cfg.train.grad_clip)
 
     def lr_at(self, step: int) -> float:
         o = self.cfg.optim

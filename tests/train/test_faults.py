@@ -38,10 +38,10 @@ def test_divergence_stops_the_run_and_never_reaches_the_weights(small):
 def test_nothing_is_recorded_after_the_step_that_diverged(small, monkeypatch):
     update = training.run.guarded_update
 
-    def bad_once(optimizer, model, *, loss, lr, clip):
+    def bad_once(optimizer, *, loss, lr, clip):
         if lr == pytest.approx(lr_at(6, peak=1e-3, floor=1e-4, warmup=4, total=20)):
             loss.fill_(math.nan)
-        return update(optimizer, model, loss=loss, lr=lr, clip=clip)
+        return update(optimizer, loss=loss, lr=lr, clip=clip)
 
     monkeypatch.setattr(training.run, "guarded_update", bad_once)
     cfg = small("train.log_every=20", "train.eval_every=20")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from training.config import OptimConfig
-from training.optim import build_optimizer, guarded_update, parameter_groups
+from training.optim import AdamW, guarded_update, parameter_groups
 
 
 def model() -> nn.Module:
@@ -22,7 +22,7 @@ def test_gains_and_biases_are_not_decayed_unless_asked():
     everything, nothing = parameter_groups(m, OptimConfig(decay_gains=True))
     assert len(everything["params"]) == 6
     assert nothing["params"] == []
-    build_optimizer(m, OptimConfig(decay_gains=True))
+    AdamW(m, OptimConfig(decay_gains=True))
 
 
 def backward(m: nn.Module, step: int) -> torch.Tensor:
@@ -34,12 +34,12 @@ def backward(m: nn.Module, step: int) -> torch.Tensor:
 
 def test_equals_plain_adamw_with_clipping():
     ours, theirs, cfg = model(), model(), OptimConfig(lr=0.1)
-    optimizer = build_optimizer(ours, cfg)
+    optimizer = AdamW(ours, cfg)
     groups = parameter_groups(theirs, cfg)
     plain = torch.optim.AdamW(groups, lr=0.1, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=False, foreach=False)
     for step in range(5):
         loss = backward(ours, step)
-        norm = guarded_update(optimizer, ours, loss=loss, lr=0.1, clip=0.5)
+        norm = guarded_update(optimizer, loss=loss, lr=0.1, clip=0.5)
         backward(theirs, step)
         assert nn.utils.clip_grad_norm_(theirs.parameters(), 0.5).item() == pytest.approx(norm.item(), rel=1e-5)
         plain.step()
@@ -52,15 +52,15 @@ def test_equals_plain_adamw_with_clipping():
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_non_finite_step_and_all_after_it_change_nothing(bad, where):
     m = model()
-    optimizer = build_optimizer(m, OptimConfig())
-    guarded_update(optimizer, m, loss=backward(m, 0), lr=0.1, clip=1.0)
+    optimizer = AdamW(m, OptimConfig())
+    guarded_update(optimizer, loss=backward(m, 0), lr=0.1, clip=1.0)
     before = [p.detach().clone() for p in m.parameters()]
     moments = [s["exp_avg"].clone() for s in optimizer.state.values()]
     loss = backward(m, 1)
     if where == "gradient":
         m[0].weight.grad[0, 0] = bad
-    guarded_update(optimizer, m, loss=loss * (bad if where == "loss" else 1), lr=0.1, clip=1.0)
-    guarded_update(optimizer, m, loss=backward(m, 2), lr=0.1, clip=1.0)
+    guarded_update(optimizer, loss=loss * (bad if where == "loss" else 1), lr=0.1, clip=1.0)
+    guarded_update(optimizer, loss=backward(m, 2), lr=0.1, clip=1.0)
     assert optimizer.found_inf == 1
     for p, q in zip(m.parameters(), before, strict=True):
         assert torch.equal(p, q)
@@ -71,5 +71,5 @@ def test_a_non_finite_step_and_all_after_it_change_nothing(bad, where):
 
 def test_clip_0_leaves_the_gradient_alone():
     m = model()
-    norm = guarded_update(build_optimizer(m, OptimConfig()), m, loss=backward(m, 0) * 1e9, lr=0.1, clip=0.0)
+    norm = guarded_update(AdamW(m, OptimConfig()), loss=backward(m, 0) * 1e9, lr=0.1, clip=0.0)
     assert norm > 0
