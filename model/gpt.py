@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from model.config import Kernels, ModelConfig, Placement
 from model.init import init_weights
+from model.loss import head_loss
 from model.norm import Norm, backend, build_norm
 from model.rope import rope_table
 
@@ -113,10 +114,9 @@ class GPT(nn.Module):
         for block in self.blocks:
             stream, branch = block(stream, branch, cos, sin)
         y = stream if self.final_norm is None else self.final_norm(stream, branch)[0]
-        logits = self.head(y)
         if targets is None:
-            return logits
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+            return self.head(y)
+        return head_loss(y.flatten(0, 1), self.head.weight, targets.flatten())
 
     def num_params(self) -> int:
         """Trainable numbers; tied embeddings count once."""

@@ -1,0 +1,62 @@
+"""The loss of the head, whose logits are the largest tensor of all where the vocabulary is large."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+AT_ONCE = {"cpu": 2**24, "mps": 2**24, "cuda": 2**28}
+"""Logits that are held at once: enough for whole matrix products, in 64 MiB on a CPU and 1 GiB on a GPU."""
+
+
+def head_loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats per token, of the logits x @ weight.T; targets of -100 do not count.
+
+    x (N, C), weight (V, C), targets (N,) -> () in float32. More logits than AT_ONCE are taken in chunks of rows, and
+    their gradients with them, since all would be held three times. Compiled, they are held once.
+    """
+    at_once = AT_ONCE[x.device.type]
+    if torch.compiler.is_compiling() or x.shape[0] * weight.shape[0] <= at_once:
+        return F.cross_entropy(F.linear(x, weight).float(), targets)
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    with torch.autocast(kind, enabled=False):
+        n_rows = 2 ** int(math.log2(max(1, at_once // weight.shape[0])))
+        return _Chunked.apply(x, weight, targets, dtype, n_rows, torch.is_grad_enabled())
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, targets, dtype, n_rows, with_gradients):
+        w = weight.to(dtype)
+        counts = (targets != -100).unsqueeze(1)
+        share, total = 1 / counts.sum(), x.new_zeros((), dtype=torch.float32)
+        if with_gradients:
+            dx, dw = torch.empty_like(x), torch.zeros_like(weight)
+        held = x.new_empty(n_rows, weight.shape[0], dtype=torch.float32)
+        for at in range(0, x.shape[0], n_rows):
+            chunk = slice(at, at + n_rows)
+            counted, target = counts[chunk], targets[chunk].clamp(min=0).unsqueeze(1)
+            xs = x[chunk].to(dtype)
+            z = torch.mm(xs, w.T, out=held[: len(xs)]) if dtype == held.dtype else held[: len(xs)].copy_(xs @ w.T)
+            highest, of_target = z.amax(1, keepdim=True), z.gather(1, target)
+            z.sub_(highest).exp_()
+            z_sum = z.sum(1, keepdim=True)
+            total += (counted * (z_sum.log() + highest - of_target)).sum()
+            if with_gradients:  # softmax minus one-hot, over the number of targets
+                z.mul_(counted * share / z_sum)
+                z.scatter_(1, target, z.gather(1, target) - counted * share)
+                dz = z.to(dtype)
+                dx[chunk] = dz @ w
+                dw.addmm_(dz.T, xs) if dtype == dw.dtype else dw.add_(dz.T @ xs)
+        if with_gradients:
+            ctx.save_for_backward(dx, dw)
+        return total * share
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d):
+        dx, dw = ctx.saved_tensors
+        return dx * d, dw * d, None, None, None, None
