@@ -40,6 +40,18 @@ def test_compiled_losses_are_those_of_eager(small):
     assert weights(a, 3).keys() == weights(b, 3).keys()
 
 
+@COMPILED
+def test_a_compiled_run_is_compiled_once_and_whole(small, monkeypatch):
+    counted = torch._dynamo.utils.counters
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)  # at a run's end it clears the counts too
+    torch._dynamo.reset()
+    counted.clear()
+    run(small("compile=full", "train.steps=50", "train.eval_every=7", "train.eval_tokens=500", "train.accumulate=2"))
+    assert counted["stats"]["unique_graphs"] == 1  # a recompilation would be another
+    assert not counted["graph_break"]
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 @pytest.mark.parametrize(("kernels", "overrides"), [("triton", ["train.steps=3", "model.n_layer=1"]), ("cpu", [])])
 def test_kernels_give_the_losses_of_torchs(small, kernels, overrides, norm):
