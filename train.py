@@ -40,6 +40,7 @@ from training.run import Diverged, Run, resume
 from training.stop import StopSignal
 from training.terminal import Screen
 from training.tracker import Tracker
+from training.trial import settle_compile
 from training.wandb_page import log_comparison_run, wandb_mode
 
 HASHED_STEPS = (0, 1, 100)
@@ -69,11 +70,14 @@ def train(configs: list[Config]) -> float:
 
     batches, val = build_batches(configs[0], data)
     with claimed([folder_of(cfg) for cfg in configs]):
-        return train_claimed([Run(cfg, data) for cfg in configs], batches, val)
+        trial = settle_compile(configs, data, batches)
+        return train_claimed([Run(cfg, data) for cfg in configs], batches, val, trial)
 
 
-def train_claimed(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """`train`, once the folders are this process's own."""
+def train_claimed(
+    runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor], trial: dict | None
+) -> float:
+    """`train`, once the folders are this process's own and what compile=auto means is known."""
     cfg, data = runs[0].cfg, runs[0].data
     forget_process_peak()
     start = resume(runs, say) if cfg.resume else 0
@@ -83,6 +87,7 @@ def train_claimed(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tenso
         "lockstep": [run.cfg.name for run in runs] if len(runs) > 1 else [],
         "data": {k: v for k, v in data.record.items() if k != "token_bytes"},
         "batch_hashes": {step: batch_hash(*batches(step)) for step in HASHED_STEPS},
+        "compile_trial": trial,
     }
     mode = wandb_mode(cfg.wandb.mode)
     with ExitStack() as stack:
@@ -90,6 +95,8 @@ def train_claimed(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tenso
             mode = run.open(environment, mode=mode)
             stack.callback(run.close)
         announce(runs, start)
+        if trial:
+            say(f"compile=auto chose {trial['chosen']}: {trial['why']}")
         statuses = dict.fromkeys(runs, "failed")
         try:
             signal = loop(runs, batches, val, start)

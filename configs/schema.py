@@ -38,7 +38,7 @@ class Config:
     dtype: Dtype = Dtype.auto
     """auto = bfloat16 autocast on CUDA, float32 elsewhere."""
     compile: Compile = Compile.auto
-    """auto = full on CUDA, eager elsewhere; the choice is written into the run's config.yaml."""
+    """auto = full on CUDA, the faster by a trial on a CPU (training.trial); the choice is written into config.yaml."""
     kernels: Kernels = Kernels.auto
     """auto = triton on CUDA, cpu (C) where a CPU runs in float32 without compile, torch's own operators elsewhere."""
     deterministic: bool = False

@@ -38,7 +38,7 @@ def library() -> ctypes.CDLL:
     compiler = os.environ.get("CC", "cc")
     about = [line for line in _lines("/proc/cpuinfo") if line.startswith(("model name", "flags", "Features"))]
     key = hashlib.sha256(repr((SOURCE.read_text(), compiler, FLAGS, sorted(set(about)))).encode()).hexdigest()
-    built = _cache() / f"cpu-{key[:16]}.so"
+    built = cache_folder() / f"cpu-{key[:16]}.so"
     if not built.exists():
         _compile(compiler, built)
     try:
@@ -51,7 +51,8 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if os.path.exists(path) else []
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """The user's cache for this program, or a temporary folder where that cannot be written."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normgpt"
     with contextlib.suppress(OSError):
         home.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
     Path(__file__).resolve().parents[1] / ".cache" / "tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 )
 os.environ["TRITON_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/triton"
+os.environ["XDG_CACHE_HOME"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/user"
 
 import pytest
 import torch
@@ -65,6 +66,7 @@ def small(tmp_path, text_file):
         "model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.block_size=32",
         "train.steps=20", "train.batch_size=4", "train.eval_tokens=512", "train.eval_every=10", "train.log_every=5",
         "optim.warmup=4", "checkpoint.every=0", "train.sample_chars=0", "device=cpu",
+        "compile=eager",
         "compare.report=false",
     ]  # fmt: skip
 

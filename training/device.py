@@ -1,4 +1,5 @@
-"""Where and how a model runs: device, dtype, kernels, compilation, determinism. Every `auto` is settled here, once."""
+"""Where and how a model runs: device, dtype, kernels, compilation, determinism. Every `auto` is settled here, once,
+but for compile=auto on a CPU, which training.trial settles."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +22,10 @@ CHOICES = ("device", "dtype", "compile", "kernels")
 
 
 def settle(cfg) -> None:
-    """Replaces every `auto` of a run's Config by its choice for this machine; UserError where one cannot be had."""
+    """Replaces each `auto` of a run's Config by its choice for this machine; UserError where one cannot be had.
+
+    On a CPU compile=auto, and kernels=auto with it, wait for `training.trial`.
+    """
     if cfg.device == Device.auto:
         cfg.device = next(device for device, available in AVAILABLE.items() if available())
     if not AVAILABLE[cfg.device]():
@@ -32,9 +36,9 @@ def settle(cfg) -> None:
         cfg.dtype = Dtype.bfloat16 if cuda else Dtype.float32
     if cfg.dtype == Dtype.bfloat16 and cfg.device == Device.mps:
         raise UserError("dtype=bfloat16 is for CUDA, and for CPUs that have it; choose dtype=float32 on device=mps")
-    if cfg.compile == Compile.auto:
+    if cfg.compile == Compile.auto and cfg.device != Device.cpu:
         cfg.compile = Compile.full if cuda else Compile.eager
-    if cfg.kernels == Kernels.auto:
+    if cfg.kernels == Kernels.auto and cfg.compile != Compile.auto:
         cfg.kernels = fastest_kernels(cfg)
     elif cfg.kernels == Kernels.triton:
         check_triton(cfg.device)
@@ -52,7 +56,7 @@ def why_not_c(cfg) -> str | None:
     """What keeps the C kernels from being used, in words."""
     if cfg.device != Device.cpu or cfg.dtype != Dtype.float32:
         return f"its C functions are for device=cpu and dtype=float32, not {cfg.device} and {cfg.dtype}"
-    if cfg.compile != Compile.eager:
+    if cfg.compile == Compile.full:
         return "torch.compile makes kernels of its own, and cannot see into these"
     try:
         library()

@@ -42,7 +42,7 @@ def time_by_one_thread(runs: list[Run], batches: TrainBatches, *, step: int, sto
                 break
             x, y = (torch.from_numpy(tokens) for tokens in batches(step + extra))
             for run in runs if extra % 2 == 0 else reversed(runs):
-                step_ms[run].append(run.cpu_ms(step, x, y))
+                step_ms[run].append(run.ms_by(time.thread_time, step, x, y))
     finally:
         torch.set_num_threads(threads)
     for run, ms in step_ms.items():

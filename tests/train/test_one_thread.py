@@ -43,13 +43,13 @@ def pair(small, *overrides) -> list:
 
 
 def test_crowded_twins_have_a_ratio_by_one_thread(small, crowded, two_threads, monkeypatch, capsys):
-    threads, whole = [], Run.cpu_ms
+    threads, whole = [], Run.ms_by
 
     def noted(self, *args):
         threads.append(torch.get_num_threads())
         return whole(self, *args)
 
-    monkeypatch.setattr(Run, "cpu_ms", noted)
+    monkeypatch.setattr(Run, "ms_by", noted)
     folder = run(*pair(small))
     written = [json.loads((f / "one_thread.json").read_text()) for f in (folder, folder.with_name("run-twin"))]
     assert [len(w["step_ms"]) for w in written] == [one_thread.STEPS] * 2
@@ -96,14 +96,14 @@ def test_a_resumed_run_has_none_of_an_earlier_end(small, crowded, monkeypatch):
 
 
 def test_a_signal_ends_them_and_the_run_is_finished(small, crowded, monkeypatch):
-    calls, whole = itertools.count(1), Run.cpu_ms
+    calls, whole = itertools.count(1), Run.ms_by
 
     def stopped(self, *args):
         if next(calls) == 2 * (one_thread.WARMUP + 3):
             os.kill(os.getpid(), signal.SIGINT)
         return whole(self, *args)
 
-    monkeypatch.setattr(Run, "cpu_ms", stopped)
+    monkeypatch.setattr(Run, "ms_by", stopped)
     configs = pair(small)
     with pytest.raises(SystemExit) as e:
         program.train(configs)
@@ -139,5 +139,5 @@ def test_cpu_time_holds_no_waiting_and_the_learning_rate_is_0(small, monkeypatch
     cfg, rates = small("kernels=torch"), []
     one = Run(cfg, open_tokens(cfg.data, print))
     monkeypatch.setattr(one, "_update", lambda step, x, y, lr: (rates.append(lr), time.sleep(0.2)))
-    assert one.cpu_ms(1, None, None) < 50
+    assert one.ms_by(time.thread_time, 1, None, None) < 50
     assert rates == [0.0]
