@@ -70,7 +70,7 @@ def train(configs: list[Config]) -> float:
 
     batches, val = build_batches(configs[0], data)
     with claimed([folder_of(cfg) for cfg in configs]):
-        trial = settle_compile(configs, data, batches)
+        trial = settle_compile(configs, data, batches, say)
         return train_claimed([Run(cfg, data) for cfg in configs], batches, val, trial)
 
 

@@ -29,7 +29,7 @@ STEPS, WARMUP, MOST_SECONDS = 20, 2, 20
 GAIN = 0.05  # of a step; less is within what a trial cannot tell
 
 
-def settle_compile(configs: list, data: TokenData, batches: TrainBatches) -> dict | None:
+def settle_compile(configs: list, data: TokenData, batches: TrainBatches, say=print) -> dict | None:
     """Replaces compile=auto and kernels=auto of one run or of twins by one answer; returns the trial, if there was one.
 
     {"eager_ms", "full_ms", "compile_s": None where it was not compiled, "chosen", "why": in words}.
@@ -40,7 +40,7 @@ def settle_compile(configs: list, data: TokenData, batches: TrainBatches) -> dic
     if cfg.kernels == Kernels.cpu or cfg.kernels == Kernels.triton:
         trial = {"chosen": Compile.eager, "why": f"kernels={cfg.kernels} are for eager steps"}
     else:
-        trial = _remembered(cfg, data.vocab_size) or _keep(cfg, data.vocab_size, _try(cfg, data, batches))
+        trial = _remembered(cfg, data.vocab_size) or _keep(cfg, data.vocab_size, _try(cfg, data, batches, say))
     for cfg in configs:
         _settle(cfg, Compile(trial["chosen"]))
     return trial
@@ -92,14 +92,16 @@ def _keep(cfg, vocab_size: int, trial: dict) -> dict:
     return trial
 
 
-def _try(cfg, data: TokenData, batches: TrainBatches) -> dict:
+def _try(cfg, data: TokenData, batches: TrainBatches, say) -> dict:
     x, y = (torch.from_numpy(tokens) for tokens in batches(0))
     eager = _run(cfg, data, Compile.eager)
     eager_ms = _times([eager], x, y)[0]
     seconds = cfg.train.steps * eager_ms / 1e3
     trial = {"eager_ms": eager_ms, "full_ms": None, "compile_s": None, "chosen": Compile.eager}
     if seconds < SHORT:
-        return trial | {"why": f"{cfg.train.steps} eager steps of {eager_ms:.1f} ms end in {seconds:.0f} s"}
+        return trial | {"why": f"{cfg.train.steps:,} eager steps of {eager_ms:.1f} ms end in {seconds:.0f} s"}
+    eager_steps = f"{cfg.train.steps:,} eager steps of {eager_ms:.1f} ms"
+    say(f"compile=auto: {eager_steps} take {seconds / 60:.0f} minutes; trying torch.compile")
     began = time.perf_counter()
     try:
         full = _run(cfg, data, Compile.full)
