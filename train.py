@@ -57,7 +57,7 @@ def train(configs: list[Config]) -> float:
     for cfg in configs:
         check_folder(cfg)
         settle(cfg)
-    make_deterministic(configs[0])
+    make_deterministic(configs[0].device, configs[0].deterministic)
     keep_freed_memory()
     data = open_tokens(configs[0].data, say)
     for cfg in configs:

@@ -66,6 +66,11 @@ def test_train_imports_nothing_heavy():
     }
 
 
+def test_train_imports_little_beside_torch():
+    """Hydra and rich are most of it; a heavy package brings hundreds."""
+    assert len(loaded_by("import train") - loaded_by("import torch")) < 310
+
+
 @pytest.mark.parametrize(
     "module", ["configs.cli", "compare.report", "scripts.compare", "scripts.report", "data.loader", "kernels"]
 )

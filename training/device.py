@@ -83,10 +83,10 @@ def compiled(model: nn.Module, device: torch.device) -> Callable[..., Tensor]:
     return torch.compile(model, fullgraph=True, dynamic=False, options=options)
 
 
-def make_deterministic(cfg) -> None:
-    """Deterministic algorithms: always on a CPU, by choice on CUDA."""
-    on = cfg.device == Device.cpu or cfg.deterministic
-    if on and cfg.device == Device.cuda:
+def make_deterministic(device: str, asked: bool = False) -> None:
+    """Deterministic algorithms: always on a CPU, where `asked` on CUDA."""
+    on = device == Device.cpu or asked
+    if on and device == Device.cuda:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(on)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over every new tensor; our tests have it
