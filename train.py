@@ -33,6 +33,7 @@ from training.config import WandbConfig
 from training.device import make_deterministic, settle
 from training.environment import command as typed_command
 from training.environment import describe
+from training.feed import Feed
 from training.folder import check_data, check_folder, claimed, finished_summary, folder_of
 from training.one_thread import STEPS, needed, time_by_one_thread
 from training.optim import parameter_groups
@@ -178,7 +179,7 @@ def announce(runs: list[Run], start: int) -> None:
 def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor], start: int) -> int | None:
     """Steps every run on the same batches until the last step or a signal; returns the signal's number, if one came."""
     cfg, device = runs[0].cfg, runs[0].device
-    last, warned = cfg.train.last_step, False
+    feed, last, warned = Feed(batches, device), cfg.train.last_step, False
     with Screen(labels(runs), start=start, last=last) as screen, StopSignal() as stop:
         for step in range(start, last + 1):
             if step % cfg.train.eval_every == 0 or step == last:
@@ -191,7 +192,7 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                     time_by_one_thread(runs, batches, step=last, stop=stop)
                 return stop.number
             began = time.perf_counter()
-            x, y = (torch.from_numpy(tokens).to(device) for tokens in batches(step))
+            x, y = feed(step)
             data_ms = 1e3 * (time.perf_counter() - began)
             for run in runs if step % 2 == 0 else reversed(runs):  # ABBA: neither twin always goes first
                 run.step(step, x, y, data_ms)

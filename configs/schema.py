@@ -39,6 +39,8 @@ class Config:
     """auto = bfloat16 autocast on CUDA, float32 elsewhere."""
     compile: Compile = Compile.auto
     """auto = full on CUDA, the faster by a trial on a CPU (training.trial); the choice is written into config.yaml."""
+    compile_mode: str = "default"
+    """reduce-overhead replays CUDA graphs, which pays for small steps; max-autotune tries more kernels for longer."""
     kernels: Kernels = Kernels.auto
     """auto = triton on CUDA, cpu (C) where a CPU runs in float32 without compile, torch's own operators elsewhere."""
     deterministic: bool = False

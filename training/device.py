@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from errors import UserError
+from errors import UserError, near
 from kernels.cpu import CannotBuild, library
 from model.config import Kernels
 from training.config import Compile, Device, Dtype
@@ -18,6 +18,7 @@ AVAILABLE = {
     Device.mps: torch.backends.mps.is_available,
     Device.cpu: lambda: True,
 }
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CHOICES = ("device", "dtype", "compile", "kernels")
 
 
@@ -38,6 +39,10 @@ def settle(cfg) -> None:
         raise UserError("dtype=bfloat16 is for CUDA, and for CPUs that have it; choose dtype=float32 on device=mps")
     if cfg.compile == Compile.auto and cfg.device != Device.cpu:
         cfg.compile = Compile.full if cuda else Compile.eager
+    if cfg.compile_mode not in COMPILE_MODES:
+        raise UserError(f"there is no compile_mode={cfg.compile_mode}; {near(cfg.compile_mode, COMPILE_MODES)}")
+    if cfg.compile_mode != "default" and not (cuda and cfg.compile == Compile.full):
+        raise UserError(f"compile_mode={cfg.compile_mode} is for device=cuda and compile=full; leave it out")
     if cfg.kernels == Kernels.auto and cfg.compile != Compile.auto:
         cfg.kernels = fastest_kernels(cfg)
     elif cfg.kernels == Kernels.triton:
@@ -77,10 +82,10 @@ def check_triton(device: Device) -> None:
         )
 
 
-def compiled(model: nn.Module, device: torch.device) -> Callable[..., Tensor]:
+def compiled(model: nn.Module, device: torch.device, mode: str = "default") -> Callable[..., Tensor]:
     """torch.compile, in one graph and for fixed shapes; on a CPU with its calls in C++, for Python's are dear there."""
-    options = {"cpp_wrapper": True} if device.type == "cpu" else None
-    return torch.compile(model, fullgraph=True, dynamic=False, options=options)
+    how = {"options": {"cpp_wrapper": True}} if device.type == "cpu" else {"mode": mode}
+    return torch.compile(model, fullgraph=True, dynamic=False, **how)
 
 
 def make_deterministic(device: str, asked: bool = False) -> None:

@@ -46,7 +46,7 @@ class Run:
         self.device = torch.device(cfg.device)
         self.model = GPT(cfg.model, data.vocab_size, kernels=cfg.kernels, seed=cfg.seed).to(self.device)
         self.optimizer = AdamW(self.model, cfg.optim)
-        self.loss = compiled(self.model, self.device) if cfg.compile == Compile.full else self.model
+        self.loss = compiled(self.model, self.device, cfg.compile_mode) if cfg.compile == Compile.full else self.model
         self.peak_flops = peak_flops(self.device, cfg.dtype)
         self.best_val_loss: float | None = None
         self.wandb_id = new_run_id()
@@ -93,6 +93,8 @@ class Run:
         """Loss and gradient norm before the update, on the device."""
         cfg = self.cfg
         self.model.train()
+        if cfg.compile_mode != "default":
+            torch.compiler.cudagraph_mark_step_begin()  # what the step before gave may be overwritten
         loss = torch.zeros((), device=self.device)
         for part, (xs, ys) in enumerate(zip(x.chunk(cfg.train.accumulate), y.chunk(cfg.train.accumulate), strict=True)):
             if cfg.model.dropout:

@@ -87,6 +87,14 @@ def test_c_kernels_are_refused_where_they_would_not_serve(small, override, why):
         settle(small("kernels=cpu", override))
 
 
+@pytest.mark.parametrize(
+    ("mode", "why"), [("reduce-overhed", "near names: reduce-overhead"), ("reduce-overhead", "is for device=cuda")]
+)
+def test_modes_of_torch_compile_are_checked(small, mode, why):
+    with pytest.raises(UserError, match=why):
+        settle(small("compile=full", f"compile_mode={mode}"))
+
+
 def test_bfloat16_rounds_and_float32_does_not(small):
     a, b = (run(small(f"dtype={d}", "train.steps=3", f"name={d}")) for d in ("float32", "bfloat16"))
     for x, y in zip(metrics(a), metrics(b), strict=True):
