@@ -108,8 +108,8 @@ def row(one: Contestant, everyone: list[Contestant], options: Options, flops: fl
     """What was measured of one, beside the floor, the fastest of other libraries and the step without a norm."""
     p10, median, p90 = np.percentile(one.ms, [10, 50, 90])
     values = one.about | {"ms": median, "ms_p10": p10, "ms_p90": p90, "peak_mib": round(mib, 1)}
-    is_step = one.about["implementation"] in ("normgpt", *PEERS)
-    peers = [c for c in everyone if c.about["implementation"] in PEERS]
+    is_step = name_of(one) in ("normgpt", *PEERS)
+    peers = [c for c in everyone if name_of(c) in PEERS]
     bare = [c for c in everyone if c.about == one.about | {"norm": "identity"}]
     peer = min(peers, key=lambda c: np.median(c.ms), default=None)
     values["over_floor"] = is_step and over(one, everyone[-1])
@@ -118,6 +118,11 @@ def row(one: Contestant, everyone: list[Contestant], options: Options, flops: fl
     values["tokens_per_s"] = is_step and round(1e3 * options.batch * options.block / median)
     values["mfu"] = is_step and flops and 1e3 * flops / median
     return {k: round(v, 4) if isinstance(v, float) else v or None for k, v in values.items()}
+
+
+def name_of(one: Contestant) -> str:
+    """Without its version."""
+    return one.about["implementation"].split()[0]
 
 
 def over(one: Contestant, other: Contestant) -> float:

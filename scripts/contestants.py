@@ -6,6 +6,7 @@ Shapes: B batch, T time, C = n_embd, V vocabulary.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -94,7 +95,7 @@ def theirs(peer: str, cfg: ModelConfig, mode: str, x: Tensor, y: Tensor, vocab: 
 
     if mode == "full":
         loss_of = torch.compile(loss_of, fullgraph=True, dynamic=False)
-    about = {"implementation": peer, "norm": "rmsnorm", "kernels": "", "compile": mode}
+    about = {"implementation": f"{peer} {version(peer)}", "norm": "rmsnorm", "kernels": "", "compile": mode}
     return Contestant(about, trained(loss_of, update, x, y))
 
 

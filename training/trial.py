@@ -4,6 +4,7 @@ The answer is kept in the user's cache. Runs that differ in norm, placement or s
 tomorrow, so that nothing else comes between them.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from kernels.cpu import cache_folder
 from model.config import Kernels
 from training.config import Compile
 from training.device import fastest_kernels
-from training.environment import cpu_name
+from training.environment import cpu_name, machine
 from training.run import Run
 
 SHORT = 300  # seconds of eager steps; a run as short ends before compiling has paid
@@ -37,7 +38,7 @@ def settle_compile(configs: list, data: TokenData, batches: TrainBatches, say=pr
     cfg = configs[0]
     if cfg.compile != Compile.auto:
         return None
-    if cfg.kernels == Kernels.cpu or cfg.kernels == Kernels.triton:
+    if cfg.kernels in (Kernels.cpu, Kernels.triton):
         trial = {"chosen": Compile.eager, "why": f"kernels={cfg.kernels} are for eager steps"}
     else:
         trial = _remembered(cfg, data.vocab_size) or _keep(cfg, data.vocab_size, _try(cfg, data, batches, say))
@@ -78,45 +79,45 @@ def _remembered(cfg, vocab_size: int) -> dict | None:
 
 def _keep(cfg, vocab_size: int, trial: dict) -> dict:
     """Of processes that try at the same time the first one's answer holds for all."""
-    file = _file(cfg, vocab_size)
-    aside = file.with_suffix(f".{os.getpid()}")
-    write_json(aside, trial | {"question": _question(cfg, vocab_size)})
-    try:
+    file, first = _file(cfg, vocab_size), False
+    aside = file.with_suffix(f".{machine()}-{os.getpid()}")
+    with contextlib.suppress(OSError):  # another process was first, or nothing can be kept here
+        write_json(aside, trial | {"question": _question(cfg, vocab_size)})
+        if not _remembered(cfg, vocab_size):
+            file.unlink(missing_ok=True)  # a damaged one
         os.link(aside, file)
-    except FileExistsError:
-        if kept := _remembered(cfg, vocab_size):
-            return kept
-        aside.replace(file)  # a damaged one
-    finally:
-        aside.unlink(missing_ok=True)
-    return trial
+        first = True
+    aside.unlink(missing_ok=True)
+    return trial if first else _remembered(cfg, vocab_size) or trial
 
 
 def _try(cfg, data: TokenData, batches: TrainBatches, say) -> dict:
     x, y = (torch.from_numpy(tokens) for tokens in batches(0))
     eager = _run(cfg, data, Compile.eager)
     eager_ms = _times([eager], x, y)[0]
-    seconds = cfg.train.steps * eager_ms / 1e3
+    steps, seconds = cfg.train.steps, cfg.train.steps * eager_ms / 1e3
     trial = {"eager_ms": eager_ms, "full_ms": None, "compile_s": None, "chosen": Compile.eager}
     if seconds < SHORT:
-        return trial | {"why": f"{cfg.train.steps:,} eager steps of {eager_ms:.1f} ms end in {seconds:.0f} s"}
-    eager_steps = f"{cfg.train.steps:,} eager steps of {eager_ms:.1f} ms"
-    say(f"compile=auto: {eager_steps} take {seconds / 60:.0f} minutes; trying torch.compile")
-    began = time.perf_counter()
+        return trial | {"why": f"{steps:,} eager steps of {eager_ms:.1f} ms end in {seconds:.0f} s"}
+    say(
+        f"compile=auto: {steps:,} eager steps of {eager_ms:.1f} ms take {seconds / 60:.0f} minutes; trying torch.compile"
+    )
     try:
+        began = time.perf_counter()
         full = _run(cfg, data, Compile.full)
         _times([full], x, y, steps=1)
+        compile_s = time.perf_counter() - began
+        eager_ms, full_ms = _times([eager, full], x, y)
     except Exception as e:  # without a C++ compiler, say; what it cannot compile says so in many ways
         return trial | {"why": f"torch.compile failed ({type(e).__name__}: {str(e).strip().splitlines()[0]})"}
     finally:
         torch.compiler.reset()
-    compile_s = time.perf_counter() - began
-    eager_ms, full_ms = _times([eager, full], x, y)
     trial |= {"eager_ms": eager_ms, "full_ms": full_ms, "compile_s": compile_s}
-    if full_ms < (1 - GAIN) * eager_ms and (eager_ms - full_ms) * cfg.train.steps / 1e3 > compile_s:
+    if full_ms < (1 - GAIN) * eager_ms and (eager_ms - full_ms) * steps / 1e3 > compile_s:
         trial["chosen"] = Compile.full
-    compiled = f"compiled in {compile_s:.0f} s steps take {full_ms:.1f} ms"
-    return trial | {"why": f"{compiled}, eager ones {eager_ms:.1f} ms"}
+    return trial | {
+        "why": f"compiled in {compile_s:.0f} s, steps take {full_ms:.1f} ms, and {eager_ms:.1f} ms where eager"
+    }
 
 
 def _run(cfg, data: TokenData, choice: Compile) -> Run:

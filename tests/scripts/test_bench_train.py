@@ -42,7 +42,7 @@ def test_a_step_is_held_against_floor_fastest_peer_and_the_step_without_a_norm()
 
     ours, bare = timed("normgpt", 12.0), timed("normgpt", 9.0, norm="identity")
     others = [timed("normgpt", 1.0, norm="identity", kernels="torch"), timed("one norm alone", 0.5)]
-    peers = [timed("transformers", 20.0, kernels=""), timed("litgpt", 16.0, kernels="")]
+    peers = [timed("transformers 5.0", 20.0, kernels=""), timed("litgpt 1.0", 16.0, kernels="")]
     everyone = [ours, bare, *others, *peers, timed("matrix products", 6.0, norm="", kernels="")]
     row = bench_train.row(ours, everyone, Options(batch=2, block=3), 24.0, 1.5)
     assert row["over_floor"] == pytest.approx(2, abs=1e-3)

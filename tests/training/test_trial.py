@@ -121,6 +121,30 @@ def test_a_kept_answer_that_is_damaged_is_asked_anew(small, times, tmp_path):
     assert json.loads(kept.read_text())["chosen"] == "eager"
 
 
+def test_where_nothing_can_be_kept_the_answer_holds_for_this_run(small, times, monkeypatch):
+    times(eager=10.0, full=8.0)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trial, "write_json", full)
+    assert answer(small, LONG)[0].compile == "full"
+
+
+def test_what_was_compiled_is_timed_and_let_go(small, monkeypatch):
+    """The steps that are timed are those of the code that was compiled, not of a second compilation."""
+    events = []
+
+    def ms_by(self, clock, step, x, y):
+        events.append(str(self.cfg.compile))
+        return 1e6 if events[-1] == "eager" else 1.0
+
+    monkeypatch.setattr(Run, "ms_by", ms_by)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: events.append("reset"))
+    assert answer(small)[0].compile == "full"
+    assert events.index("reset") == len(events) - 1
+
+
 def test_where_torch_compile_fails_eager_serves(small, times, monkeypatch):
     times(eager=10.0, full=8.0)
     monkeypatch.setattr(
