@@ -99,9 +99,7 @@ def _try(cfg, data: TokenData, batches: TrainBatches, say) -> dict:
     trial = {"eager_ms": eager_ms, "full_ms": None, "compile_s": None, "chosen": Compile.eager}
     if seconds < SHORT:
         return trial | {"why": f"{steps:,} eager steps of {eager_ms:.1f} ms end in {seconds:.0f} s"}
-    say(
-        f"compile=auto: {steps:,} eager steps of {eager_ms:.1f} ms take {seconds / 60:.0f} minutes; trying torch.compile"
-    )
+    say(f"compile=auto: {steps:,} eager steps of {eager_ms:.1f} ms take {seconds / 60:.0f} min; trying torch.compile")
     try:
         began = time.perf_counter()
         full = _run(cfg, data, Compile.full)
