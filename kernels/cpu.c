@@ -45,7 +45,10 @@ void norm_forward(In x, In residual, In gain, In bias, Out y, Out h, Out stats, 
             add(row, residual + i * r_stride, h + i * n_cols, n_cols);
             row = h + i * n_cols;
         }
-        norm_row(row, gain, bias, y + i * n_cols, stats + 2 * i, n_cols, eps, center);
+        if (center)  // a constant for each norm: neither does the other's work
+            norm_row(row, gain, bias, y + i * n_cols, stats + 2 * i, n_cols, eps, 1);
+        else
+            norm_row(row, gain, bias, y + i * n_cols, stats + 2 * i, n_cols, eps, 0);
     }
 }
 
@@ -76,7 +79,11 @@ void norm_backward(In dy, In dh, In h, In gain, In stats, Out dx, Out dw_parts, 
         for (I i = part * part_rows; i < end; i++) {
             const float *d = dy + i * dy_stride;
             float *out = dx + i * n_cols;
-            norm_row_backward(d, h + i * h_stride, gain, out, dw, n_cols, stats[2 * i], stats[2 * i + 1], center);
+            const float mean = stats[2 * i], rstd = stats[2 * i + 1];
+            if (center)
+                norm_row_backward(d, h + i * h_stride, gain, out, dw, n_cols, mean, rstd, 1);
+            else
+                norm_row_backward(d, h + i * h_stride, gain, out, dw, n_cols, 0, rstd, 0);
             if (db) add(db, d, db, n_cols);
             if (dh) add(out, dh + i * dh_stride, out, n_cols);
         }
