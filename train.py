@@ -112,7 +112,7 @@ def train_claimed(
         finally:
             peak = process_peak_mib()
             summaries = [run.summarize(statuses[run], peak) for run in runs]
-            if cfg.compile == "full":
+            if cfg.compile != "eager":
                 torch.compiler.reset()  # a sweep's next job starts with no compiled code of this one
         if finished:
             n_chars = 0 if signal else cfg.train.sample_chars

@@ -1,7 +1,7 @@
 """Times whole training steps: ours by norm, kernels and compilation, other libraries' of one shape, and their floor.
 
 python -m scripts.bench_train [to=train.json] [model=tiny] [block=64] [batch=12] [vocab=256] [steps=100]
-    [norm=layernorm,rmsnorm,identity] [kernels=plain,torch,cpu] [compile=eager,full] [peers=transformers,litgpt]
+    [norm=layernorm,rmsnorm,identity] [kernels=plain,torch,cpu] [compile=eager,block,full] [peers=transformers,litgpt]
 
 Only what is named runs, or all that can. The steps of all are interleaved in one process, on one batch. A step is
 forward, backward, clipping and fused AdamW; the floor is its matrix products alone. `identity` is no norm at all:
@@ -62,6 +62,9 @@ DEFAULTS = {
 }
 
 
+MODES = ["eager", "block", "full"]
+
+
 def chosen(key: str, given: str | None, known: list[str]) -> list[str]:
     """The names in a list with commas, all where there is none; UserError for one that is not known."""
     names = known if given is None else [name for name in given.split(",") if name]
@@ -86,15 +89,15 @@ def backends(device: torch.device) -> list[str]:
 def contestants(cfg: ModelConfig, options: Options, device: torch.device) -> list[Contestant]:
     batch = draw_batch(options.vocab, options.batch, options.block, device)
     norms, kernels = chosen("norm", options.norm, list(NormKind)), chosen("kernels", options.kernels, backends(device))
-    modes, peers = chosen("compile", options.compile, ["eager", "full"]), chosen("peers", options.peers, list(PEERS))
+    modes, peers = chosen("compile", options.compile, MODES), chosen("peers", options.peers, list(PEERS))
     found = [
         ours(cfg, norm, kernel, mode, *batch, options.vocab)
         for norm, kernel, mode in product(norms, kernels, modes)
-        if (kernel, mode) != (Kernels.cpu, "full")  # torch.compile makes kernels of its own
+        if kernel != Kernels.cpu or mode == "eager"  # torch.compile makes kernels of its own
     ]
     for peer in peers:
         if find_spec(peer):
-            found += [theirs(peer, cfg, mode, *batch, options.vocab) for mode in modes]
+            found += [theirs(peer, cfg, mode, *batch, options.vocab) for mode in modes if mode != "block"]
         else:
             print(f"without {peer}, which is not installed")
     alone = [norm_alone(cfg, norm, kernel, options.batch, device) for norm, kernel in product(norms, kernels)]

@@ -18,7 +18,7 @@ from errors import UserError, near
 from model.config import Kernels, ModelConfig, NormConfig, NormKind
 from model.gpt import GPT
 from model.norm import build_norm
-from training.config import OptimConfig
+from training.config import Compile, OptimConfig
 from training.device import compiled
 from training.optim import AdamW, guarded_update, parameter_groups
 from training.timing import now
@@ -72,7 +72,7 @@ def ours(cfg: ModelConfig, norm: str, kernels: str, mode: str, x: Tensor, y: Ten
     shape = ModelConfig(**vars(cfg) | {"norm": NormConfig(kind=NormKind(norm))})
     model = GPT(shape, vocab, kernels=Kernels(kernels)).to(x.device)
     optimizer = AdamW(model, OptimConfig())
-    loss_of = compiled(model, x.device) if mode == "full" else model
+    loss_of = compiled(model, x.device, Compile(mode))
     about = {"implementation": "normgpt", "norm": str(norm), "kernels": str(kernels), "compile": mode}
     step = trained(loss_of, lambda loss: guarded_update(optimizer, loss=loss, lr=1e-4, clip=1.0), x, y)
     return Contestant(about, step)

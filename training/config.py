@@ -22,6 +22,7 @@ class Dtype(StrEnum):
 class Compile(StrEnum):
     auto = "auto"
     eager = "eager"
+    block = "block"
     full = "full"
 
 

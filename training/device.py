@@ -2,15 +2,17 @@
 but for compile=auto on a CPU, which training.trial settles."""
 
 import os
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from errors import UserError, near
 from kernels.cpu import CannotBuild, library
 from model.config import Kernels
+from model.gpt import GPT
 from training.config import Compile, Device, Dtype
 
 AVAILABLE = {
@@ -41,8 +43,8 @@ def settle(cfg) -> None:
         cfg.compile = Compile.full if cuda else Compile.eager
     if cfg.compile_mode not in COMPILE_MODES:
         raise UserError(f"there is no compile_mode={cfg.compile_mode}; {near(cfg.compile_mode, COMPILE_MODES)}")
-    if cfg.compile_mode != "default" and not (cuda and cfg.compile == Compile.full):
-        raise UserError(f"compile_mode={cfg.compile_mode} is for device=cuda and compile=full; leave it out")
+    if cfg.compile_mode != "default" and not (cuda and cfg.compile != Compile.eager):
+        raise UserError(f"compile_mode={cfg.compile_mode} is for device=cuda, compiled; leave it out")
     if cfg.kernels == Kernels.auto and cfg.compile != Compile.auto:
         cfg.kernels = fastest_kernels(cfg)
     elif cfg.kernels == Kernels.triton:
@@ -61,7 +63,7 @@ def why_not_c(cfg) -> str | None:
     """What keeps the C kernels from being used, in words."""
     if cfg.device != Device.cpu or cfg.dtype != Dtype.float32:
         return f"its C functions are for device=cpu and dtype=float32, not {cfg.device} and {cfg.dtype}"
-    if cfg.compile == Compile.full:
+    if cfg.compile in (Compile.block, Compile.full):
         return "torch.compile makes kernels of its own, and cannot see into these"
     try:
         library()
@@ -82,10 +84,22 @@ def check_triton(device: Device) -> None:
         )
 
 
-def compiled(model: nn.Module, device: torch.device, mode: str = "default") -> Callable[..., Tensor]:
-    """torch.compile, in one graph and for fixed shapes; on a CPU with its calls in C++, for Python's are dear there."""
+def compiled(model: GPT, device: torch.device, what: Compile, mode: str = "default") -> Callable[..., Tensor]:
+    """`model` to be called for its loss: as it is, compiled block by block, or as one graph; for fixed shapes.
+
+    All blocks but the first share one graph, so that compiling takes no longer for more of them. On a CPU the calls of
+    compiled loops are C++ too, for Python's are dear there.
+    """
     how = {"options": {"cpp_wrapper": True}} if device.type == "cpu" else {"mode": mode}
-    return torch.compile(model, fullgraph=True, dynamic=False, **how)
+    how |= {"fullgraph": True, "dynamic": False}
+    if what == Compile.full:
+        return torch.compile(model, **how)
+    if what == Compile.block:
+        # torch.compile itself asks a block's input, which is no leaf, for its gradient
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        for block in model.blocks:
+            block.compile(**how)
+    return model
 
 
 def make_deterministic(device: str, asked: bool = False) -> None:

@@ -16,7 +16,7 @@ from files import write_json, write_text
 from model.gpt import GPT
 from model.init import keyed_generator
 from training import checkpoint
-from training.config import Compile, WandbMode
+from training.config import WandbMode
 from training.device import compiled
 from training.environment import utc_now
 from training.folder import folder_of, plain, with_history
@@ -46,7 +46,7 @@ class Run:
         self.device = torch.device(cfg.device)
         self.model = GPT(cfg.model, data.vocab_size, kernels=cfg.kernels, seed=cfg.seed).to(self.device)
         self.optimizer = AdamW(self.model, cfg.optim)
-        self.loss = compiled(self.model, self.device, cfg.compile_mode) if cfg.compile == Compile.full else self.model
+        self.loss = compiled(self.model, self.device, cfg.compile, cfg.compile_mode)
         self.peak_flops = peak_flops(self.device, cfg.dtype)
         self.best_val_loss: float | None = None
         self.wandb_id = new_run_id()
@@ -169,6 +169,7 @@ class Run:
                     self,
                 )
 
+    @torch.compiler.set_stance("force_eager")  # other shapes, each of which would be compiled
     @torch.no_grad()
     def evaluate(self, step: int, x: Tensor, y: Tensor) -> dict:
         """Validation loss, in nats per token and bits per byte, on x and y, (N, T); targets of -100 do not count."""
@@ -192,6 +193,7 @@ class Run:
         self.keep_best(step, loss)
         return record
 
+    @torch.compiler.set_stance("force_eager")
     def sample(self, n_chars: int) -> str:
         """n_chars of text from the model, after the validation split's first token."""
         with self.autocast():

@@ -14,7 +14,7 @@ from training import checkpoint
 
 TIMES = ("time/", "compare/step_time_ratio")
 COMPILED = pytest.mark.xdist_group("compiled")  # one worker and its cache: no graph is compiled twice
-MODES = ["eager", pytest.param("full", marks=COMPILED)]
+MODES = ["eager", pytest.param("block", marks=COMPILED), pytest.param("full", marks=COMPILED)]
 
 
 def metrics(folder: Path) -> list[dict]:

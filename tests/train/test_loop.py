@@ -34,20 +34,24 @@ def test_the_same_command_gives_the_same_metrics(small, mode):
 
 @COMPILED
 def test_compiled_losses_are_those_of_eager(small):
-    a, b = (run(small(f"compile={mode}", "train.steps=3", f"name={mode}")) for mode in ("eager", "full"))
-    for x, y in zip(metrics(a), metrics(b), strict=True):
-        assert x == pytest.approx(y, rel=1e-4)
-    assert weights(a, 3).keys() == weights(b, 3).keys()
+    a, *others = (run(small(f"compile={mode}", "train.steps=3", f"name={mode}")) for mode in ("eager", "block", "full"))
+    for b in others:
+        for x, y in zip(metrics(a), metrics(b), strict=True):
+            assert x == pytest.approx(y, rel=1e-4)
+        assert weights(a, 3).keys() == weights(b, 3).keys()
 
 
 @COMPILED
-def test_a_compiled_run_is_compiled_once_and_whole(small, monkeypatch):
+@pytest.mark.parametrize(("what", "graphs"), [("full", 1), ("block", 2)])
+def test_a_compiled_run_is_compiled_once_and_whole(small, monkeypatch, what, graphs):
+    """The first block is given no branch to add, so that blocks have two graphs, however many they are."""
     counted = torch._dynamo.utils.counters
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)  # at a run's end it clears the counts too
     torch._dynamo.reset()
     counted.clear()
-    run(small("compile=full", "train.steps=50", "train.eval_every=7", "train.eval_tokens=500", "train.accumulate=2"))
-    assert counted["stats"]["unique_graphs"] == 1  # a recompilation would be another
+    rest = ["train.steps=50", "train.eval_every=7", "train.eval_tokens=500", "train.accumulate=2"]
+    run(small(f"compile={what}", "model.n_layer=3", "train.sample_chars=40", *rest))
+    assert counted["stats"]["unique_graphs"] == graphs  # a recompilation would be another
     assert not counted["graph_break"]
     torch._dynamo.reset()
 
