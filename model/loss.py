@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 AT_ONCE = {"cpu": 2**24, "mps": 2**24, "cuda": 2**28}
-"""Logits that are held at once: enough for whole matrix products, in 64 MiB on a CPU and 1 GiB on a GPU."""
+"""Logits that are held at once, enough for whole matrix products: 64 MiB of float32 on a CPU, 1 GiB on a GPU."""
 
 
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class _Chunked(torch.autograd.Function):
             highest, of_target = z.amax(1, keepdim=True), z.gather(1, target)
             z.sub_(highest).exp_()
             z_sum = z.sum(1, keepdim=True)
-            total += (counted * (z_sum.log() + highest - of_target)).sum()
+            total += (counted * (z_sum.log() + (highest - of_target))).sum()
             if with_gradients:  # softmax minus one-hot, over the number of targets
                 z.mul_(counted * share / z_sum)
                 z.scatter_(1, target, z.gather(1, target) - counted * share)

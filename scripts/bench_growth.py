@@ -1,9 +1,9 @@
-"""How step time and memory grow with tokens, depth, width, vocabulary and context, each doubled from one small model.
+"""How step time and memory grow with sequences, depth, width, vocabulary and context, each doubled from a small model.
 
 python -m scripts.bench_growth [to=growth.json] [steps=20] [compile=eager|full]
 
 Linear in its axis is what grows x2.00 from line to line; FLOPs are those of the model's formula. Steps of one axis are
-interleaved; kernels and loss are those that train.py takes by default.
+interleaved; kernels and loss are those that train.py takes for eager steps, or for compiled ones.
 """
 
 from training.process import keep_freed_memory  # before torch  # isort: skip
@@ -25,7 +25,7 @@ from training.device import make_deterministic
 
 BASE = {"n_layer": 4, "n_embd": 128, "n_head": 4, "block": 128, "batch": 8, "vocab": 256}
 AXES = {
-    "tokens": [{"batch": n} for n in (1, 2, 4, 8, 16, 32, 64)],
+    "sequences": [{"batch": n} for n in (1, 2, 4, 8, 16, 32, 64)],
     "depth": [{"n_layer": n} for n in (1, 2, 4, 8, 16, 32)],
     "width": [{"n_embd": n, "n_head": n // 32} for n in (32, 64, 128, 256, 512, 1024)],
     "vocabulary": [{"vocab": n} for n in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)],

@@ -115,9 +115,9 @@ def row(one: Contestant, everyone: list[Contestant], options: Options, flops: fl
     peers = [c for c in everyone if name_of(c) in PEERS]
     bare = [c for c in everyone if c.about == one.about | {"norm": "identity"}]
     peer = min(peers, key=lambda c: np.median(c.ms), default=None)
-    values["over_floor"] = is_step and over(one, everyone[-1])
-    values["over_peer"] = is_step and peer and over(one, peer)
-    values["norm_share"] = is_step and bare and 1 - over(bare[0], one)
+    values |= interval("over_floor", is_step and over(one, everyone[-1]))
+    values |= interval("over_peer", is_step and peer and over(one, peer))
+    values |= interval("norm_share", is_step and bare and 1 - over(bare[0], one)[::-1])
     values["tokens_per_s"] = is_step and round(1e3 * options.batch * options.block / median)
     values["mfu"] = is_step and flops and 1e3 * flops / median
     return {k: round(v, 4) if isinstance(v, float) else v or None for k, v in values.items()}
@@ -128,9 +128,15 @@ def name_of(one: Contestant) -> str:
     return one.about["implementation"].split()[0]
 
 
-def over(one: Contestant, other: Contestant) -> float:
-    """The ratio of paired steps, as between twins."""
-    return step_time_ratio(np.array(other.ms), np.array(one.ms)).median
+def over(one: Contestant, other: Contestant) -> np.ndarray:
+    """Lower end, median and upper end of the ratio of paired steps, as between twins."""
+    ratio = step_time_ratio(np.array(other.ms), np.array(one.ms))
+    return np.array([ratio.interval[0], ratio.median, ratio.interval[1]])
+
+
+def interval(key: str, found) -> dict[str, float | None]:
+    low, median, high = map(float, found) if isinstance(found, np.ndarray) else (None, None, None)
+    return {f"{key}_low": low, key: median, f"{key}_high": high}
 
 
 COLUMNS = {

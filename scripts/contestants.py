@@ -4,6 +4,7 @@ Shapes: B batch, T time, C = n_embd, V vocabulary.
 """
 
 import os
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -70,6 +71,7 @@ def trained(loss_of: LossOf, update: Callable[[Tensor], object], x: Tensor, y: T
 def ours(cfg: ModelConfig, norm: str, kernels: str, mode: str, x: Tensor, y: Tensor, vocab: int) -> Contestant:
     """A step as train.py takes it, without its records."""
     shape = ModelConfig(**vars(cfg) | {"norm": NormConfig(kind=NormKind(norm))})
+    torch._dynamo.config.recompile_limit = 64  # one for each contestant: all have the same code
     model = GPT(shape, vocab, kernels=Kernels(kernels)).to(x.device)
     optimizer = AdamW(model, OptimConfig())
     loss_of = compiled(model, x.device, Compile(mode))
@@ -194,9 +196,10 @@ def matrix_products(cfg: ModelConfig, vocab: int, batch: int, device: torch.devi
 
 
 def interleave(everyone: list[Contestant], steps: int, device: torch.device) -> None:
-    """Each one's steps in turn, forth and back, so that neither order nor drift favours any."""
+    """One step of each, in an order drawn anew each time, so that neither neighbours nor drift favour any."""
+    order = random.Random(0)
     for n in range(WARMUP + steps):
-        for one in everyone if n % 2 == 0 else reversed(everyone):
+        for one in order.sample(everyone, len(everyone)):
             start = now(device)
             one.step()
             if n >= WARMUP:

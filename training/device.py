@@ -87,8 +87,8 @@ def check_triton(device: Device) -> None:
 def compiled(model: GPT, device: torch.device, what: Compile, mode: str = "default") -> Callable[..., Tensor]:
     """`model` to be called for its loss: as it is, compiled block by block, or as one graph; for fixed shapes.
 
-    All blocks but the first share one graph, so that compiling takes no longer for more of them. On a CPU the calls of
-    compiled loops are C++ too, for Python's are dear there.
+    Blocks share one graph, but for the first in pre placement, so that more of them take no longer to compile. On a CPU
+    the calls of compiled loops are C++ too, for Python's are dear there.
     """
     how = {"options": {"cpp_wrapper": True}} if device.type == "cpu" else {"mode": mode}
     how |= {"fullgraph": True, "dynamic": False}

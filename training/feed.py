@@ -32,5 +32,5 @@ class Feed:
         return [torch.from_numpy(tokens).pin_memory() for tokens in self.batches(step)]
 
     def to_device(self, batch) -> tuple[Tensor, Tensor]:
-        x, y = (tokens.to(self.device, non_blocking=True) for tokens in batch)
+        x, y = (tokens.to(self.device, non_blocking=self.thread is not None) for tokens in batch)
         return x, y

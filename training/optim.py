@@ -56,8 +56,8 @@ class AdamW:
 def guarded_update(optimizer: AdamW, *, loss: Tensor, lr: float, clip: float) -> Tensor:
     """Clips, updates unless the loss or the gradient is, or ever was, non-finite, and frees the gradients.
 
-    Nothing here waits for the device. Returns the gradient's norm before clipping, shape (), and leaves the verdict in
-    `optimizer.found_inf`, which stays 1 once it is: the weights remain those before the first bad step.
+    Nothing here waits for the device, but on Metal. Returns the gradient's norm before clipping, shape (), and leaves
+    the verdict in `optimizer.found_inf`, which stays 1 once it is: the weights remain those before the first bad step.
     """
     norm = nn.utils.get_total_norm([p.grad for p in optimizer.params])
     optimizer.found_inf.logical_or_(~torch.isfinite(loss + norm))
@@ -66,7 +66,7 @@ def guarded_update(optimizer: AdamW, *, loss: Tensor, lr: float, clip: float) ->
         optimizer.step(lr, scale)
     elif not optimizer.found_inf:  # Metal's fused kernel looks at neither
         torch._foreach_div_([p.grad for p in optimizer.params], scale)
-        optimizer.step(lr, scale)
+        optimizer.step(lr, torch.ones_like(scale))
     for p in optimizer.params:
         p.grad = None
     return norm

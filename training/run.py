@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from files import write_json, write_text
 from model.gpt import GPT
 from model.init import keyed_generator
 from training import checkpoint
-from training.config import WandbMode
+from training.config import Compile, WandbMode
 from training.device import compiled
 from training.environment import utc_now
 from training.folder import folder_of, plain, with_history
@@ -71,6 +72,10 @@ class Run:
     def autocast(self):
         bfloat16 = self.cfg.dtype == "bfloat16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
+
+    def uncompiled(self):
+        """A context in which blocks compile nothing for shapes other than those of training."""
+        return torch.compiler.set_stance("force_eager") if self.cfg.compile == Compile.block else nullcontext()
 
     # one step
 
@@ -169,7 +174,6 @@ class Run:
                     self,
                 )
 
-    @torch.compiler.set_stance("force_eager")  # other shapes, each of which would be compiled
     @torch.no_grad()
     def evaluate(self, step: int, x: Tensor, y: Tensor) -> dict:
         """Validation loss, in nats per token and bits per byte, on x and y, (N, T); targets of -100 do not count."""
@@ -178,7 +182,7 @@ class Run:
         total, n_tokens = 0.0, int((y >= 0).sum())
         size = self.cfg.train.batch_size // self.cfg.train.accumulate
         for xs, ys in zip(x.split(size), y.split(size), strict=True):
-            with self.autocast():
+            with self.autocast(), self.uncompiled():
                 total += self.model(xs.to(self.device), ys.to(self.device)).item() * int((ys >= 0).sum())
         loss = total / n_tokens
         n_bytes = int(torch.from_numpy(self.data.token_bytes)[y[y >= 0]].sum())
@@ -193,10 +197,9 @@ class Run:
         self.keep_best(step, loss)
         return record
 
-    @torch.compiler.set_stance("force_eager")
     def sample(self, n_chars: int) -> str:
         """n_chars of text from the model, after the validation split's first token."""
-        with self.autocast():
+        with self.autocast(), self.uncompiled():
             prompt = [int(self.data.val[0])]
             return sample_text(self.model, self.data.encoding, prompt, n_chars=n_chars, seed=self.cfg.seed)
 

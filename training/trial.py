@@ -35,13 +35,18 @@ def settle_compile(configs: list, data: TokenData, batches: TrainBatches, say=pr
 
     {"eager_ms", "full_ms", "compile_s": None where it was not compiled, "chosen", "why": in words}.
     """
-    cfg = configs[0]
-    if cfg.compile != Compile.auto:
+    if known := next((cfg for cfg in configs if cfg.compile != Compile.auto), None):
+        for cfg in configs:  # a twin that was killed before it had a folder
+            if cfg.compile == Compile.auto:
+                cfg.compile, cfg.kernels = known.compile, known.kernels
         return None
+    cfg = configs[0]
     if cfg.kernels in (Kernels.cpu, Kernels.triton):
         trial = {"chosen": Compile.eager, "why": f"kernels={cfg.kernels} are for eager steps"}
-    else:
-        trial = _remembered(cfg, data.vocab_size) or _keep(cfg, data.vocab_size, _try(cfg, data, batches, say))
+    elif not (trial := _remembered(cfg, data.vocab_size)):
+        trial = _try(cfg, data, batches, say)
+        if not trial.pop("failed", False):
+            trial = _keep(cfg, data.vocab_size, trial)
     for cfg in configs:
         _settle(cfg, Compile(trial["chosen"]))
     return trial
@@ -57,9 +62,11 @@ def _question(cfg, vocab_size: int) -> dict:
     """All that the answer depends on: neither norm nor placement."""
     model = {key: value for key, value in asdict(cfg.model).items() if key not in ("norm", "placement")}
     batch = cfg.train.batch_size, cfg.train.accumulate
+    kernels = fastest_kernels(cfg) if cfg.kernels == Kernels.auto else cfg.kernels
     return {
-        "model": model, "vocab_size": vocab_size, "batch": batch, "steps": cfg.train.steps, "kernels": cfg.kernels,
-        "torch": torch.__version__, "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+        "model": model, "vocab_size": vocab_size, "batch": batch, "steps": cfg.train.steps, "dtype": cfg.dtype,
+        "kernels": kernels, "torch": torch.__version__, "cpu": cpu_name(), "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
     }  # fmt: skip
 
 
@@ -79,16 +86,21 @@ def _remembered(cfg, vocab_size: int) -> dict | None:
 
 def _keep(cfg, vocab_size: int, trial: dict) -> dict:
     """Of processes that try at the same time the first one's answer holds for all."""
-    file, first = _file(cfg, vocab_size), False
+    file = _file(cfg, vocab_size)
     aside = file.with_suffix(f".{machine()}-{os.getpid()}")
-    with contextlib.suppress(OSError):  # another process was first, or nothing can be kept here
+    with contextlib.suppress(OSError):  # nothing can be kept here
         write_json(aside, trial | {"question": _question(cfg, vocab_size)})
-        if not _remembered(cfg, vocab_size):
-            file.unlink(missing_ok=True)  # a damaged one
-        os.link(aside, file)
-        first = True
-    aside.unlink(missing_ok=True)
-    return trial if first else _remembered(cfg, vocab_size) or trial
+        try:
+            os.link(aside, file)  # fails where there is one
+        except FileExistsError:
+            if kept := _remembered(cfg, vocab_size):
+                return kept
+            aside.replace(file)  # a damaged one
+        except OSError:  # no links on this file system
+            aside.replace(file)
+        finally:
+            aside.unlink(missing_ok=True)
+    return trial
 
 
 def _try(cfg, data: TokenData, batches: TrainBatches, say) -> dict:
@@ -107,7 +119,8 @@ def _try(cfg, data: TokenData, batches: TrainBatches, say) -> dict:
         compile_s = time.perf_counter() - began
         eager_ms, full_ms = _times([eager, full], x, y)
     except Exception as e:  # without a C++ compiler, say; what it cannot compile says so in many ways
-        return trial | {"why": f"torch.compile failed ({type(e).__name__}: {str(e).strip().splitlines()[0]})"}
+        what = f"{type(e).__name__}: {e}".splitlines()[0]
+        return trial | {"failed": True, "why": f"torch.compile failed ({what})"}
     finally:
         torch.compiler.reset()
     trial |= {"eager_ms": eager_ms, "full_ms": full_ms, "compile_s": compile_s}

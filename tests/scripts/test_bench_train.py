@@ -38,7 +38,7 @@ def test_everyone_is_timed_in_turn_and_kept(tmp_path, capsys):
 def test_a_step_is_held_against_floor_fastest_peer_and_the_step_without_a_norm():
     def timed(implementation, ms, norm="rmsnorm", kernels="cpu"):
         about = {"implementation": implementation, "norm": norm, "kernels": kernels, "compile": "eager"}
-        return Contestant(about, None, [ms * (1 + n % 3 / 1e6) for n in range(100)])
+        return Contestant(about, None, [ms * (1 + ms * n % 3 / 1e6) for n in range(100)])
 
     ours, bare = timed("normgpt", 12.0), timed("normgpt", 9.0, norm="identity")
     others = [timed("normgpt", 1.0, norm="identity", kernels="torch"), timed("one norm alone", 0.5)]
@@ -48,6 +48,8 @@ def test_a_step_is_held_against_floor_fastest_peer_and_the_step_without_a_norm()
     assert row["over_floor"] == pytest.approx(2, abs=1e-3)
     assert row["over_peer"] == pytest.approx(0.75, abs=1e-3)
     assert row["norm_share"] == pytest.approx(0.25, abs=1e-3)
+    for key in ("over_floor", "over_peer", "norm_share"):
+        assert row[f"{key}_low"] <= row[key] <= row[f"{key}_high"]
     assert (row["tokens_per_s"], row["mfu"], row["peak_mib"]) == (500, pytest.approx(2000), 1.5)
     without_peer = bench_train.row(ours, [ours, everyone[-1]], Options(batch=2, block=3), None, 1.5)
     assert without_peer["over_peer"] is without_peer["norm_share"] is without_peer["mfu"] is None
@@ -77,12 +79,15 @@ def test_peak_memory_counts_what_a_step_holds_at_once():
     assert peak_mib(step, CPU) == pytest.approx(12, abs=0.1)
 
 
-def test_neither_order_nor_drift_favours_any():
+def test_everyone_has_a_step_a_round_and_no_fixed_neighbour():
     order = []
     everyone = [Contestant({}, lambda name=name: order.append(name)) for name in "abc"]
-    contestants.interleave(everyone, 3, CPU)
-    assert "".join(order) == "abccba" * 4
-    assert [len(one.ms) for one in everyone] == [3] * 3
+    contestants.interleave(everyone, 20, CPU)
+    rounds = ["".join(order[at : at + 3]) for at in range(0, len(order), 3)]
+    assert len(rounds) == contestants.WARMUP + 20
+    assert {"".join(sorted(names)) for names in rounds} == {"abc"}
+    assert len(set(rounds)) == 6
+    assert [len(one.ms) for one in everyone] == [20] * 3
 
 
 def test_the_floor_is_the_step_s_products():

@@ -34,7 +34,7 @@ def test_a_stop_between_evaluations_leaves_no_trace(small):
 @COMPILED
 def test_auto_choices_are_taken_from_the_run_that_is_resumed(small):
     run(small("train.stop_at=10", "compile=full"))
-    folder = run(small("resume=true"))
+    folder = run(small("compile=auto", "resume=true"))
     assert yaml.safe_load((folder / "config.yaml").read_text())["compile"] == "full"
 
 

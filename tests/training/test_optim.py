@@ -70,6 +70,10 @@ def test_a_non_finite_step_and_all_after_it_change_nothing(bad, where):
 
 
 def test_clip_0_leaves_the_gradient_alone():
-    m = model()
-    norm = guarded_update(AdamW(m, OptimConfig()), loss=backward(m, 0) * 1e9, lr=0.1, clip=0.0)
-    assert norm > 0
+    free, wide, tight = model(), model(), model()
+    for m, clip in ((free, 0.0), (wide, 1e9), (tight, 1e-3)):
+        optimizer = AdamW(m, OptimConfig())
+        for step in range(2):  # Adam's first update does not depend on the gradient's size
+            assert guarded_update(optimizer, loss=backward(m, step) * (1 + step), lr=0.1, clip=clip) > 0
+    assert all(torch.equal(a, b) for a, b in zip(free.parameters(), wide.parameters(), strict=True))
+    assert not torch.equal(free[0].weight, tight[0].weight)

@@ -1,12 +1,14 @@
 """compile=auto on a CPU: what is chosen, that the answer is kept, and that no norm changes it."""
 
 import json
+import os
 
 import pytest
 import torch
 
 import train as program
 from data.tokens import open_tokens
+from model.config import Kernels
 from tests.train.runs import run
 from training import trial
 from training.config import Compile
@@ -85,6 +87,8 @@ def test_equal_runs_get_one_answer_whatever_the_times_are_next(small, times):
     times(eager=10.0, full=8.0)
     assert answer(small, LONG)[0].compile == "full"
     timed = times(eager=8.0, full=10.0)
+    assert answer(small, LONG, "dtype=bfloat16")[0].compile == "eager"  # another question
+    timed.clear()
     for other in ("norm=layernorm", "norm=identity", "placement=post", "seed=3", "model.norm.eps=1e-6"):
         cfg, found = answer(small, LONG, other)
         assert cfg.compile == "full"
@@ -131,6 +135,28 @@ def test_where_nothing_can_be_kept_the_answer_holds_for_this_run(small, times, m
     assert answer(small, LONG)[0].compile == "full"
 
 
+def test_without_links_the_answer_is_kept_all_the_same(small, times, monkeypatch):
+    def none(*args):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(trial.os, "link", none)
+    times(eager=10.0, full=8.0)
+    answer(small, LONG)
+    times(eager=8.0, full=10.0)
+    assert answer(small, LONG)[0].compile == "full"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_twin_without_a_folder_takes_what_the_other_one_s_says(small, times, which):
+    timed = times(eager=10.0, full=8.0)
+    configs = [asked(small, LONG), asked(small, LONG)]
+    configs[which].compile, configs[which].kernels = Compile.full, Kernels.plain
+    data = open_tokens(configs[0].data, print)
+    assert trial.settle_compile(configs, data, program.build_batches(configs[0], data)[0]) is None
+    assert {(cfg.compile, cfg.kernels) for cfg in configs} == {("full", "plain")}
+    assert not timed
+
+
 def test_what_was_compiled_is_timed_and_let_go(small, monkeypatch):
     """The steps that are timed are those of the code that was compiled, not of a second compilation."""
     events = []
@@ -146,6 +172,7 @@ def test_what_was_compiled_is_timed_and_let_go(small, monkeypatch):
 
 
 def test_where_torch_compile_fails_eager_serves(small, times, monkeypatch):
+    cache = os.environ["XDG_CACHE_HOME"]
     times(eager=10.0, full=8.0)
     monkeypatch.setattr(
         torch, "compile", lambda *args, **options: (_ for _ in ()).throw(RuntimeError("no g++\nat all"))
@@ -153,6 +180,10 @@ def test_where_torch_compile_fails_eager_serves(small, times, monkeypatch):
     cfg, found = answer(small, LONG)
     assert cfg.compile == "eager"
     assert found["why"] == "torch.compile failed (RuntimeError: no g++)"
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    times(eager=10.0, full=8.0)
+    assert answer(small, LONG)[0].compile == "full"  # once there is one
 
 
 @pytest.mark.parametrize("kernels", ["cpu", "triton"])
