@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import time
 
 import pytest
@@ -142,7 +143,7 @@ def test_large_is_beyond_int32(size):
     assert Case("rope", *size).n_bytes("forward") > 2**33
 
 
-@pytest.mark.parametrize(("wrong", "failed"), [(0, 0), (3, 0), (0, 1)])
+@pytest.mark.parametrize(("wrong", "failed"), [(0, 0), (3, 0), (0, 1), (0, "late")])
 def test_all_of_a_gpu_in_order(wrong, failed, monkeypatch, capsys):
     """A wrong kernel is timed too, but nobody can overlook that it is wrong."""
     done = []
@@ -151,11 +152,21 @@ def test_all_of_a_gpu_in_order(wrong, failed, monkeypatch, capsys):
     monkeypatch.setattr(check_kernels, "run", lambda to: done.append(to) or wrong)
     for module in (bench_dispatch, bench_kernels):
         monkeypatch.setattr(module, "main", lambda options: done.append(options.to))
-    monkeypatch.setattr(gpu.subprocess, "call", lambda command: done.append(command[3].removeprefix("to=")) or failed)
+
+    def call(command, timeout):
+        assert timeout <= gpu.SECONDS
+        done.append(command[3].removeprefix("to="))
+        if failed == "late":
+            raise subprocess.TimeoutExpired(command, timeout)
+        return failed
+
+    monkeypatch.setattr(gpu.subprocess, "call", call)
     with pytest.raises(SystemExit) as end:
         gpu.main(gpu.Options())
     assert end.value.code == int(bool(wrong or failed))
-    assert ("3 comparisons" in capsys.readouterr().out) == bool(wrong)
+    out = capsys.readouterr().out
+    assert ("3 comparisons" in out) == bool(wrong)
+    assert ("-m scripts.bench_train" in out) == (failed == "late")
     files = ("check", "dispatch", "kernels", "train")
     assert done == [f"results/gpu/nvidia-h100-80gb-hbm3/{file}.json" for file in files]
 
