@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compare.figures import draw
-from scripts import bench_dispatch, check_stats, compile_ahead
+from scripts import bench_dispatch, bench_growth, bench_loss, bench_train, check_stats, compile_ahead
 from scripts.report import render
 from scripts.results import read
 from tests.conftest import ROOT
@@ -22,6 +22,9 @@ ROW_TABLES = {
     "results/kernels/compiled.json": lambda rows: compile_ahead.render([r for r in rows if r["target"] == "sm_90"]),
     "results/kernels/dispatch.json": bench_dispatch.render,
     "results/compare/statistics.json": check_stats.render,
+    "results/cpu/train_tiny.json": bench_train.render,
+    "results/cpu/loss.json": bench_loss.render,
+    "results/cpu/growth.json": bench_growth.render,
 }
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
@@ -71,6 +74,8 @@ def test_command(command, place, train_py):
         if "scripts.compile_ahead" in words:
             words += ["n_cols=256", "target=gfx942"]
             del environment["TRITON_INTERPRET"]  # under which nothing is compiled
+        if "scripts.bench_train" in words:
+            words += ["block=8", "batch=1", "norm=rmsnorm", "kernels=torch", "compile=eager"]
         run = [sys.executable, script, *words]
         done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
@@ -102,7 +107,7 @@ def test_figures_come_from_a_committed_result(name):
 
 
 @pytest.mark.parametrize(("name", "shown"), ROW_TABLES.items())
-def test_kernel_figures_come_from_a_committed_result(name, shown):
+def test_figures_of_tables_come_from_a_committed_result(name, shown):
     """Each line of the table before a result's name is one that its script would print."""
     assert json.loads((ROOT / name).read_text())["command"] in README
     (block,) = re.findall(r"```text\n([^`]*)```\n\n`" + re.escape(name), README)
@@ -110,7 +115,7 @@ def test_kernel_figures_come_from_a_committed_result(name, shown):
         [" ".join(line.split()) for line in text.splitlines() if "---" not in line]
         for text in (block, shown(read(ROOT / name)))
     )
-    assert len(quoted) > 5
+    assert len(quoted) > 4
     assert set(quoted) <= set(printed)
 
 
@@ -129,7 +134,11 @@ def test_every_picture_is_drawn_from_the_result_beside_it(tmp_path):
     assert pictures
     for picture in pictures:
         assert f"({picture.relative_to(ROOT)})" in README
-        draw(json.loads(picture.with_suffix(".json").read_text()), tmp_path / "again.png")
+        result = picture.with_suffix(".json")
+        if picture.name.startswith("train"):
+            bench_train.draw(read(result), tmp_path / "again.png")
+        else:
+            draw(json.loads(result.read_text()), tmp_path / "again.png")
         assert (tmp_path / "again.png").read_bytes() == picture.read_bytes()
 
 
