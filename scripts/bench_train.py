@@ -60,8 +60,6 @@ DEFAULTS = {
     "cpu": {"model": "tiny", "block": 64, "batch": 12, "vocab": 256},
     "cuda": {"model": "gpt2_124m", "block": 1024, "batch": 16, "vocab": 50304},
 }
-
-
 MODES = ["eager", "block", "full"]
 
 

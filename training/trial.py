@@ -33,7 +33,8 @@ GAIN = 0.05  # of a step; less is within what a trial cannot tell
 def settle_compile(configs: list, data: TokenData, batches: TrainBatches, say=print) -> dict | None:
     """Replaces compile=auto and kernels=auto of one run or of twins by one answer; returns the trial, if there was one.
 
-    {"eager_ms", "full_ms", "compile_s": None where it was not compiled, "chosen", "why": in words}.
+    {"chosen", "why": in words}, and where steps were timed {"eager_ms", "full_ms", "compile_s"}, of which the last two
+    are None where nothing was compiled.
     """
     if known := next((cfg for cfg in configs if cfg.compile != Compile.auto), None):
         for cfg in configs:  # a twin that was killed before it had a folder

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import model.loss
 from model.loss import head_loss
+from scripts.contestants import peak_mib
 from tests.model.test_gpt import build, tokens
 
 
@@ -88,13 +89,6 @@ def test_chunks_change_no_step_of_a_model(monkeypatch):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-def peak_bytes(function) -> int:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as prof:
-        function()
-    held = [e.nbytes() for e in sorted(prof.profiler.kineto_results.events(), key=lambda e: e.start_ns()) if e.nbytes()]
-    return max(torch.tensor(held).cumsum(0).tolist())
-
-
 @pytest.mark.parametrize("gradients", [True, False])
 def test_chunks_hold_less_than_the_logits(monkeypatch, gradients):
     N, V = 1024, 4096
@@ -108,7 +102,7 @@ def test_chunks_hold_less_than_the_logits(monkeypatch, gradients):
                 loss.backward()
 
     step()
-    assert peak_bytes(step) < 0.25 * 4 * N * V
+    assert peak_mib(step, x.device) < 0.25 * 4 * N * V / 2**20
 
 
 def test_no_gradient_is_computed_without_need(monkeypatch):
