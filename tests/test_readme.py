@@ -23,6 +23,7 @@ ROW_TABLES = {
     "results/kernels/dispatch.json": bench_dispatch.render,
     "results/compare/statistics.json": check_stats.render,
     "results/cpu/train_tiny.json": bench_train.render,
+    "results/cpu/train_10m.json": bench_train.render,
     "results/cpu/loss.json": bench_loss.render,
     "results/cpu/growth.json": bench_growth.render,
 }
