@@ -7,7 +7,6 @@ Reads from top to bottom: build, loop, summary. The network is in model/, what a
 
 from training.process import forget_process_peak, keep_freed_memory, process_peak_mib  # before torch  # isort: skip
 
-import os
 import re
 import shlex
 import sys
@@ -29,16 +28,18 @@ from data.loader import TrainBatches, batch_hash, eval_blocks
 from data.tokens import TokenData, open_tokens
 from errors import UserError
 from model.config import NormKind
+from training.checkpoint import Writer
 from training.config import WandbConfig
 from training.device import make_deterministic, settle
+from training.distributed import ALONE, World, joined, launch
 from training.environment import command as typed_command
 from training.environment import describe
 from training.feed import Feed
-from training.folder import check_data, check_folder, claimed, finished_summary, folder_of
+from training.folder import check_data, check_folder, claimed, finished_summary, folder_of, restarted
 from training.one_thread import STEPS, needed, time_by_one_thread
 from training.optim import parameter_groups
 from training.run import Diverged, Run, resume
-from training.stop import StopSignal
+from training.stop import StopSignal, exit_status
 from training.terminal import Screen
 from training.tracker import Tracker
 from training.trial import settle_compile
@@ -47,44 +48,56 @@ from training.wandb_page import log_comparison_run, wandb_mode
 HASHED_STEPS = (0, 1, 100)
 
 
-def say(*words) -> None:
-    print(*words, file=sys.stderr, flush=True)
-
-
 def train(configs: list[Config]) -> float:
     """Trains one run, or two in lockstep on the same batches; returns the first one's final validation loss."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError("this version trains in one process; start it without torchrun")
+    with joined(configs[0]) as world:
+        return train_in(world, world.together(lambda: settled(configs)))
+
+
+def settled(configs: list[Config]) -> list[Config]:
+    """The configs of runs that may begin here, without any `auto` that can be settled by now."""
     for cfg in configs:
+        if restarted(cfg):
+            cfg.resume, cfg.overwrite = True, False
         check_folder(cfg)
         settle(cfg)
+    return configs
+
+
+def train_in(world: World, configs: list[Config]) -> float:
+    """`train`, in a world of one process or more."""
     make_deterministic(configs[0].device, configs[0].deterministic)
     keep_freed_memory()
-    data = open_tokens(configs[0].data, say)
-    for cfg in configs:
-        check_data(cfg, data.record)
-    done = [finished_summary(cfg) for cfg in configs]
+    data = world.in_turn(lambda: open_tokens(configs[0].data, world.say))
+    world.together(lambda: [check_data(cfg, data.record) for cfg in configs])
+    done = world.together(lambda: [finished_summary(cfg) for cfg in configs])
+    folders = [folder_of(cfg) for cfg in configs]
     if all(done):
-        say(f"{' and '.join(cfg.name for cfg in configs)}: finished before")
-        report(configs[0], done, [folder_of(cfg) for cfg in configs])
+        world.say(f"{' and '.join(cfg.name for cfg in configs)}: finished before")
+        world.together(lambda: report(configs[0], done, folders))
         return done[0]["val/loss"]
 
     batches, val = build_batches(configs[0], data)
-    with claimed([folder_of(cfg) for cfg in configs]):
-        trial = settle_compile(configs, data, batches, say)
-        return train_claimed([Run(cfg, data) for cfg in configs], batches, val, trial)
+    with ExitStack() as stack:
+        world.together(lambda: stack.enter_context(claimed(folders)))
+        trial = settle_compile(configs, data, batches, world.say)
+        writer = Writer()
+        stack.callback(writer.wait)
+        return train_claimed([Run(cfg, data, world, writer) for cfg in configs], batches, val, trial)
 
 
 def train_claimed(
     runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor], trial: dict | None
 ) -> float:
-    """`train`, once the folders are this process's own and what compile=auto means is known."""
-    cfg, data = runs[0].cfg, runs[0].data
+    """`train`, once the folders are its own and what compile=auto means is known."""
+    cfg, data, world = runs[0].cfg, runs[0].data, runs[0].world
     forget_process_peak()
-    start = resume(runs, say) if cfg.resume else 0
+    start = resume(runs) if cfg.resume else 0
     if start > cfg.train.last_step:
         raise UserError(f"{runs[0].folder} is at step {start} already, beyond train.stop_at={cfg.train.stop_at}")
     environment = describe(runs[0].device) | {
+        "processes": world.size,
+        "launch": launch(),
         "lockstep": [run.cfg.name for run in runs] if len(runs) > 1 else [],
         "data": {k: v for k, v in data.record.items() if k != "token_bytes"},
         "batch_hashes": {step: batch_hash(*batches(step)) for step in HASHED_STEPS},
@@ -93,11 +106,11 @@ def train_claimed(
     mode = wandb_mode(cfg.wandb.mode)
     with ExitStack() as stack:
         for run in runs:
-            mode = run.open(environment, mode=mode)
+            mode = world.together(lambda run=run, mode=mode: run.open(environment, mode=mode))
             stack.callback(run.close)
         announce(runs, start)
         if trial:
-            say(f"compile=auto chose {trial['chosen']}: {trial['why']}")
+            world.say(f"compile=auto chose {trial['chosen']}: {trial['why']}")
         statuses = dict.fromkeys(runs, "failed")
         try:
             signal = loop(runs, batches, val, start)
@@ -118,12 +131,12 @@ def train_claimed(
             n_chars = 0 if signal else cfg.train.sample_chars
             written = [run.sample(n_chars) for run in runs] if n_chars else []
             samples = dict(zip(labels(runs), written, strict=False))
-            report(cfg, summaries, [run.folder for run in runs], samples, runs[0].tracker)
+            world.together(lambda: report(cfg, summaries, [run.folder for run in runs], samples, runs[0].tracker))
     if not finished:
-        say(f"stopped and saved after step {summaries[0]['step']}; to go on:\n  {resume_command()}")
+        world.say(f"stopped and saved after step {len(runs[0].losses)}; to go on:\n  {resume_command()}")
     if signal:
-        sys.exit(128 + signal)
-    return summaries[0]["val/loss"]
+        sys.exit(exit_status(signal))
+    return runs[0].val_loss
 
 
 def words_typed() -> list[str]:
@@ -158,7 +171,8 @@ def labels(runs: list[Run]) -> list[str]:
 
 
 def announce(runs: list[Run], start: int) -> None:
-    cfg, data = runs[0].cfg, runs[0].data
+    cfg, data, world = runs[0].cfg, runs[0].data, runs[0].world
+    say = world.say
     for run, label in zip(runs, labels(runs), strict=True):
         decayed, rest = (sum(p.numel() for p in g["params"]) for g in parameter_groups(run.model, run.cfg.optim))
         say(f"{label}: {run.model.num_params():,} parameters, {decayed:,} decayed and {rest:,} not")
@@ -167,7 +181,9 @@ def announce(runs: list[Run], start: int) -> None:
         f"data: {len(data.train):,} training and {len(data.val):,} validation tokens, vocabulary {data.vocab_size}"
         + (f" padded by {padded}" if padded else "")
     )
-    say(f"{cfg.train.batch_size * cfg.model.block_size:,} tokens a step, in {cfg.train.accumulate} micro-batches")
+    where = f" on each of {world.size} processes ({world.strategy})" if world.size > 1 else ""
+    tokens = cfg.train.batch_size * cfg.model.block_size
+    say(f"{tokens:,} tokens a step, in {cfg.train.accumulate} micro-batches{where}")
     say(
         f"device {cfg.device}, {cfg.dtype}, kernels {cfg.kernels}, compile {cfg.compile}, "
         f"{torch.get_num_threads()} threads; step {start} of {cfg.train.last_step}"
@@ -178,19 +194,21 @@ def announce(runs: list[Run], start: int) -> None:
 
 def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.Tensor], start: int) -> int | None:
     """Steps every run on the same batches until the last step or a signal; returns the signal's number, if one came."""
-    cfg, device = runs[0].cfg, runs[0].device
-    feed, last, warned = Feed(batches, device), cfg.train.last_step, False
-    with Screen(labels(runs), start=start, last=last) as screen, StopSignal() as stop:
+    cfg, world, writer = runs[0].cfg, runs[0].world, runs[0].writer
+    feed, last, warned, asked = Feed(batches, runs[0].device, world), cfg.train.last_step, False, None
+    screen = Screen(labels(runs), start=start, last=last, shown=world.first)
+    with screen, StopSignal() as stop, world.watched():
         for step in range(start, last + 1):
             if step % cfg.train.eval_every == 0 or step == last:
                 screen.evaluated(step, [run.evaluate(step, *val) for run in runs])
                 if len(runs) == 2:
                     compare_live(*runs, step)
             if step == last:
+                writer.finish()
                 if needed(runs) and not stop:
                     screen.say(f"timing {STEPS} more steps of both by one thread, since another process has the cores")
                     time_by_one_thread(runs, batches, step=last, stop=stop)
-                return stop.number
+                return max(world.gathered(lambda number=asked or stop.number or 0: number))
             began = time.perf_counter()
             x, y = feed(step)
             data_ms = 1e3 * (time.perf_counter() - began)
@@ -198,8 +216,8 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                 run.step(step, x, y, data_ms)
 
             done = step + 1
-            stopped = bool(stop)  # read once: a signal may come at any line
-            save = stopped or done == last or (cfg.checkpoint.every and done % cfg.checkpoint.every == 0)
+            asked = world.highest(stop.number or int(writer.failed))  # read once: a signal may come at any line
+            save = asked or done == last or (cfg.checkpoint.every and done % cfg.checkpoint.every == 0)
             if save or done % cfg.train.log_every == 0 or done % cfg.train.eval_every == 0:
                 records = [run.flush() for run in runs]
                 screen.show(done, records)
@@ -215,8 +233,9 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                     run.save(done)
                 for run in runs:
                     run.prune()
-            if stopped and done < last:
-                return stop.number
+            if asked and done < last:
+                writer.finish()
+                return asked
 
 
 def compare_live(candidate: Run, baseline: Run, step: int) -> None:
@@ -261,7 +280,7 @@ def compare_sweep(runs_dir: Path, folders: list[Path], missing: list[str], wandb
     runs = [run for run in map(load_run, folders) if run.status in ("finished", "diverged")]
     runs.sort(key=lambda run: run.config["against"] is not None)  # baselines first
     if len(runs) < 2:
-        return say("fewer than two runs of the sweep have ended: nothing to compare")
+        return ALONE.say("fewer than two runs of the sweep have ended: nothing to compare")
     result = compare(runs) | {"command": typed_command()}
     result["notes"] += [f"a job of the sweep did not finish: {line}" for line in missing]
     console().print(shown(result))

@@ -31,6 +31,10 @@ FREE_KEYS = {
     "train.stop_at",
     "data.path",
     "data.cache_dir",
+    "dist.strategy",
+    "dist.shard",
+    "dist.reshard",
+    "dist.timeout_s",
 }
 SEED_KEYS = ("seed", "data_seed")
 SIBLING_KEYS = ("model.norm.kind", "model.placement")
@@ -113,6 +117,7 @@ class RunRecord:
             "data.corpus": (made_on.get("data") or {}).get("corpus_sha256", "")[:8] or None,
             "environment.device": made_on.get("device"),
             "environment.torch": (made_on.get("versions") or {}).get("torch"),
+            "environment.processes": made_on.get("processes") or 1,
             COMMIT: made_on.get("git_commit"),
         }
 

@@ -148,6 +148,8 @@ def reason(error: Exception) -> tuple[str, int] | None:
         return f"no space left for {what}; make room, then resume=true: what was saved is whole", 1
     if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
         return f"out of memory; a larger train.accumulate needs less ({str(error).splitlines()[0]})", 1
+    if type(error).__module__.startswith("torch.distributed") or "gloo" in str(error):
+        return f"lost the connection to another process, which says why if it can ({str(error).splitlines()[0]})", 1
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
         return f"{error.filename}: {error.strerror}; choose a place that can be written, for example with runs_dir=", 1
     return None
@@ -158,7 +160,11 @@ def explain(error: Exception) -> int | None:
     if not (known := reason(error)):
         return None
     message, status = known
-    print(f"error: {message}", file=sys.stderr)
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        print(f"error: {message}", file=sys.stderr)
+    elif not isinstance(error, UserError):  # the first process says what all of them were told
+        print(f"error: rank {rank}: {message}", file=sys.stderr)
     return status
 
 

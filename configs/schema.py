@@ -11,6 +11,7 @@ from training.config import (
     CompareConfig,
     Compile,
     Device,
+    DistConfig,
     Dtype,
     OptimConfig,
     TrainConfig,
@@ -25,6 +26,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    dist: DistConfig = field(default_factory=DistConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
     name: str | None = None

@@ -62,6 +62,7 @@ def keyed_permutation(n: int, key: int) -> Callable[[np.ndarray], np.ndarray]:
 class TrainBatches:
     """`batches(step) -> (x, y)`, int64 (B, T) each; the batch depends on (seed, step) alone.
 
+    `batches(step, rank, size)` gives the rows of one of `size` processes, which together have the batch.
     Each epoch lays blocks end to end from an offset of its own, and visits each block once, in an order of its own.
     A batch may span epochs. Raises UserError if the split is shorter than one block.
     """
@@ -74,8 +75,9 @@ class TrainBatches:
         self.n_blocks = max(1, (len(tokens) - block_size) // block_size)
         self.slack = len(tokens) - 1 - self.n_blocks * block_size
 
-    def __call__(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        sequences = step * self.batch_size + np.arange(self.batch_size)
+    def __call__(self, step: int, rank: int = 0, size: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        each = self.batch_size // size
+        sequences = step * self.batch_size + np.arange(rank * each, (rank + 1) * each)
         return gather(self.tokens, self.starts(sequences), self.block_size)
 
     def starts(self, sequences: np.ndarray) -> np.ndarray:

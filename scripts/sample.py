@@ -57,11 +57,11 @@ def main(options: Options) -> None:
         steps = checkpoint.steps_saved(folder / "checkpoints")
         saved = checkpoint.step_folder(folder / "checkpoints", steps[-1] if steps else 0)
     try:
-        tensors, _ = checkpoint.load(saved)
+        saved, _ = checkpoint.check(saved)
     except checkpoint.CorruptCheckpoint as e:
         raise UserError(f"{saved} is missing or damaged ({e}); checkpoint=best|last says which one to take") from e
     model = GPT(cfg.model, encoding.n_vocab, kernels=cfg.kernels).to(cfg.device)
-    checkpoint.restore(checkpoint.model_tensors(model), tensors["model"], str(saved))
+    checkpoint.restore(saved, {"model": checkpoint.model_tensors(model)})
     prompt = encode(encoding, options.prompt).tolist()
     if not prompt or options.n_chars < 1:
         raise UserError("prompt must hold a character, and n_chars must be at least 1")

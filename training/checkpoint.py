@@ -2,24 +2,32 @@
 
     checkpoints/step_00000500/   model.safetensors  optim.safetensors  state.json  manifest.json
     checkpoints/best/            model.safetensors                     state.json  manifest.json
+    checkpoints/latest           a link to the newest step
 
-Nothing is ever unpickled.
+Where weights are split over processes, each writes its part, model-00001-of-00008.safetensors and so on, with its place
+in the whole as torch.distributed.checkpoint notes it, whose reader hands any number of processes their parts. Nothing
+is ever unpickled.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from errors import UserError
-from training.optim import AdamW
+from training.distributed import ALONE, World
+from training.optim import AdamW, own_part
 
 Tensors = dict[str, Tensor]
 
@@ -38,15 +46,27 @@ def optim_tensors(model: nn.Module, optimizer: AdamW) -> Tensors:
     return {f"{name}.{k}": v for name, p in model.named_parameters() for k, v in optimizer.state[p].items()}
 
 
-@torch.no_grad()
-def restore(into: Tensors, saved: Tensors, what: str) -> None:
-    """Copies `saved` into tensors of the same names and shapes; UserError where any is missing, extra or misshapen."""
-    ours, theirs = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (into, saved))
-    if ours != theirs:
-        differing = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
-        raise UserError(f"{what} holds another model; {len(differing)} tensors differ, first {differing[0]}")
-    for name, tensor in into.items():
-        tensor.copy_(saved[name])
+def restore(folder: Path, into: dict[str, Tensors]) -> None:
+    """Reads tensors (file stem -> names -> values), or a process's parts of them, from a checkpoint found whole.
+
+    UserError where any is missing, extra or misshapen.
+    """
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+
+    saved = HuggingFaceStorageReader(str(folder)).read_metadata()
+    shapes = {stem: {} for stem in into}
+    for index, place in saved.storage_data.items():
+        stem = re.match(r"\w+", Path(place.relative_path).name)[0]
+        if stem in shapes:
+            shapes[stem][index.fqn] = tuple(saved.state_dict_metadata[index.fqn].size)
+    for stem, theirs in shapes.items():
+        ours = {name: tuple(t.shape) for name, t in into[stem].items()}
+        if differing := sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)):
+            raise UserError(f"{folder} holds another model; {len(differing)} tensors differ, first {differing[0]}")
+    whole = {name: t for named in into.values() for name, t in named.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # no_dist=True: each reads by itself
+        load(whole, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
 
 
 def _digest(path: Path) -> str:
@@ -80,44 +100,160 @@ def _replace(folder: Path, by: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def save(folder: Path, tensors: dict[str, Tensors], state: dict) -> None:
-    """Writes `tensors` (file stem -> names -> values) and `state` to a new folder, whole or not at all."""
+class Writer:
+    """Does jobs in a thread of its own, one after another, and none after one that failed."""
+
+    def __init__(self):
+        self.thread, self.error, self.last = ThreadPoolExecutor(1), None, None
+
+    def add(self, job: Callable[[], object]) -> Future:
+        self.last = self.thread.submit(self._do, job)
+        return self.last
+
+    def _do(self, job: Callable[[], object]) -> None:
+        try:
+            if self.error is None:
+                job()
+        except Exception as error:
+            self.error = error
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
+    def wait(self) -> None:
+        if self.last:
+            self.last.result()
+
+    def finish(self) -> None:
+        """Waits for all jobs, and raises the error of the one that failed."""
+        self.wait()
+        if self.error:
+            raise self.error
+
+
+class Staged:
+    """A copy, in this process's memory, of what it is to write of some tensors, so that training may go on."""
+
+    def __init__(self, world: World):
+        self.world, self.held = world, {}
+
+    def copy(self, tensors: dict[str, Tensors]) -> dict[str, dict[str, tuple[Tensor, list[int]]]]:
+        """File stem -> names -> (values, offset in the whole); memory is reused from copy to copy."""
+        parts = {}
+        for stem, named in tensors.items():
+            parts[stem] = {}
+            for name, t in named.items():
+                if (offset := offset_of(t, self.world)) is not None:
+                    own = own_part(t)
+                    held = self.held.setdefault((stem, name), own.new_empty(own.shape, device="cpu"))
+                    parts[stem][name] = held.copy_(own), offset
+        return parts
+
+
+def offset_of(t: Tensor, world: World) -> list[int] | None:
+    """Where this process's part of `t` begins; None where it has none to write, or another process writes the same."""
+    if not hasattr(t, "device_mesh"):
+        return [0] * t.ndim if world.first else None
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    *replica, _ = t.device_mesh.get_coordinate()
+    shape, offset = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)
+    return None if any(replica) or 0 in shape else list(offset)
+
+
+def save(folder: Path, parts: dict, state: dict, world: World = ALONE) -> None:
+    """Writes what `Staged.copy` gave and `state` to a new folder, whole or not at all; of every process, together."""
     aside = folder.with_name(f".new-{folder.name}")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        for stem, named in tensors.items():
-            save_file({name: t.cpu().contiguous() for name, t in named.items()}, aside / f"{stem}.safetensors")
-        (aside / "state.json").write_text(json.dumps(state, indent=1))
-        (aside / "manifest.json").write_text(
-            json.dumps({f.name: _digest(f) for f in sorted(aside.iterdir())}, indent=1)
-        )
-        for f in aside.iterdir():
-            _sync(f)
-        _replace(folder, aside)
-    except SafetensorError as e:
-        shutil.rmtree(aside, ignore_errors=True)
-        if "No space left" in str(e):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from e
-        raise
+        world.together(lambda: _fresh(aside))
+        digests = world.gathered(lambda: _write_parts(aside, parts, world))
+        world.together(lambda: _finish(folder, aside, state, digests))
     except OSError:
-        shutil.rmtree(aside, ignore_errors=True)
+        if world.first:
+            shutil.rmtree(aside, ignore_errors=True)
         raise
 
 
-def load(folder: Path) -> tuple[dict[str, Tensors], dict]:
-    """Tensors by file stem, and the state; raises CorruptCheckpoint where a file is not what its checksum says."""
+def _fresh(aside: Path) -> None:
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+
+
+def _write_parts(aside: Path, parts: dict, world: World) -> dict[str, str]:
+    """Writes this process's files; returns their checksums by name."""
+    digests = {}
+    for stem, named in parts.items():
+        if not named:
+            continue
+        offsets = {name: {"saved_offsets": offset} for name, (_, offset) in named.items()}
+        place, notes = "", {"format": "pt"}
+        if world.shards is not None:
+            place = f"-{world.rank + 1:05d}-of-{world.n_shards:05d}"
+            notes["DCP_SHARDING_INFO"] = json.dumps(offsets)
+        path = aside / f"{stem}{place}.safetensors"
+        try:
+            save_file({name: values for name, (values, _) in named.items()}, path, notes)
+        except SafetensorError as e:
+            if "No space left" in str(e):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from e
+            raise
+        _sync(path)
+        digests[path.name] = _digest(path)
+    return digests
+
+
+def _finish(folder: Path, aside: Path, state: dict, digests: list[dict[str, str]]) -> None:
+    (aside / "state.json").write_text(json.dumps(state, indent=1))
+    manifest = {name: digest for own in digests for name, digest in own.items()}
+    if missing := [name for name in manifest if not (aside / name).exists()]:
+        raise OSError(errno.ENOENT, f"{missing[0]} of another process is not here: runs_dir must be shared", str(aside))
+    manifest["state.json"] = _digest(aside / "state.json")
+    (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    for name in ("state.json", "manifest.json"):
+        _sync(aside / name)
+    _sync(aside)
+    _replace(folder, aside)
+    if folder.name.startswith("step_"):
+        _link(folder.with_name("latest"), folder.name)
+
+
+def _link(link: Path, target: str) -> None:
+    """Points `link` to `target` beside it; on Windows links are for administrators, and there is none."""
+    aside = link.with_name(f".new-{link.name}")
+    with contextlib.suppress(OSError if os.name == "nt" else ()):
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(target, target_is_directory=True)
+        aside.replace(link)
+
+
+def check(folder: Path, world: World = ALONE) -> tuple[Path, dict]:
+    """Where the checkpoint `folder` lies, and its state; CorruptCheckpoint where a file is not what its checksum says.
+
+    Each process reads some of the files; all get the same answer.
+    """
     if not folder.exists() and _old(folder).exists():
         folder = _old(folder)  # a kill came between the two renames of _replace
+    for damage in filter(None, world.gathered(lambda: _damage(folder, world))):
+        raise CorruptCheckpoint(damage)
+    return folder, json.loads((folder / "state.json").read_text())
+
+
+def _damage(folder: Path, world: World) -> str | None:
+    """What is wrong with this process's share of the files, in words."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
-        for name, digest in manifest.items():
+        for name, digest in sorted(manifest.items())[world.rank :: world.size]:
             if _digest(folder / name) != digest:
-                raise CorruptCheckpoint(f"{folder / name} does not match its checksum")
-        state = json.loads((folder / "state.json").read_text())
-        return {f.stem: load_file(f) for f in sorted(folder.glob("*.safetensors"))}, state
+                return f"{folder / name} does not match its checksum"
+            if name.endswith(".safetensors"):
+                with safe_open(folder / name, "pt"):
+                    pass
+        json.loads((folder / "state.json").read_text())
+        found = {f.name for f in folder.glob("*.safetensors")}
+        return f"{folder} holds files that are not its own" if found - manifest.keys() else None
     except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as e:
-        raise CorruptCheckpoint(f"{folder} is damaged ({type(e).__name__}: {e})") from e
+        return f"{folder} is damaged ({type(e).__name__}: {e})"
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -129,10 +265,11 @@ def steps_saved(folder: Path) -> list[int]:
     return sorted(int(f.name[5:]) for f in folder.glob("step_*") if f.name[5:].isdigit())
 
 
-def set_aside(folders: list[Path]) -> None:
-    """Renames checkpoints so that they count no more; none is deleted."""
-    for folder in folders:
-        _replace(folder.with_name(f"unused_{folder.name}"), folder)
+def set_aside_after(folder: Path, step: int) -> None:
+    """Renames checkpoints of later steps so that they count no more; none is deleted."""
+    for later in steps_saved(folder):
+        if later > step:
+            _replace(folder / f"unused_{step_folder(folder, later).name}", step_folder(folder, later))
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -26,6 +26,13 @@ class Compile(StrEnum):
     full = "full"
 
 
+class Strategy(StrEnum):
+    auto = "auto"
+    none = "none"
+    ddp = "ddp"
+    fsdp = "fsdp"
+
+
 class Schedule(StrEnum):
     cosine = "cosine"
     linear = "linear"
@@ -107,6 +114,30 @@ class OptimConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"optim.{name}={getattr(self, name)} must lie in [0, 1)")
+
+
+@dataclass
+class DistConfig:
+    """How the processes that torchrun starts train one model."""
+
+    strategy: Strategy = Strategy.auto
+    """ddp: each holds the model. fsdp (FSDP2): each holds a part of the weights, gradients and moments. auto = ddp."""
+    shard: int | None = None
+    """fsdp: processes that hold one model between them; null = all. Those of one machine, for example (HSDP)."""
+    reshard: bool = True
+    """fsdp: give up a block's gathered weights after its forward pass; false keeps them, which saves a gathering."""
+    gather: Dtype = Dtype.float32
+    """fsdp: what weights travel in. bfloat16 halves the traffic and rounds gains and the stream too; float32 as ddp."""
+    timeout_s: int = 600
+    """Seconds without a step after which the process that holds up the others is named, and all end."""
+
+    def __post_init__(self):
+        if self.shard is not None and self.shard < 1:
+            raise UserError(f"dist.shard={self.shard} must be at least 1, or null for all processes")
+        if self.timeout_s < 1:
+            raise UserError(f"dist.timeout_s={self.timeout_s} must be at least 1")
+        if self.gather == Dtype.auto:
+            raise UserError("dist.gather=auto: choose float32 or bfloat16")
 
 
 @dataclass

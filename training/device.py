@@ -13,7 +13,8 @@ from errors import UserError, near
 from kernels.cpu import CannotBuild, library
 from model.config import Kernels
 from model.gpt import GPT
-from training.config import Compile, Device, Dtype
+from training.config import Compile, Device, Dtype, Strategy
+from training.distributed import strategy_of
 
 AVAILABLE = {
     Device.cuda: torch.cuda.is_available,
@@ -39,8 +40,15 @@ def settle(cfg) -> None:
         cfg.dtype = Dtype.bfloat16 if cuda else Dtype.float32
     if cfg.dtype == Dtype.bfloat16 and cfg.device == Device.mps:
         raise UserError("dtype=bfloat16 is for CUDA, and for CPUs that have it; choose dtype=float32 on device=mps")
-    if cfg.compile == Compile.auto and cfg.device != Device.cpu:
-        cfg.compile = Compile.full if cuda else Compile.eager
+    strategy = strategy_of(cfg.dist)
+    if cfg.compile == Compile.auto and (cfg.device != Device.cpu or strategy != Strategy.none):
+        whole = Compile.block if strategy == Strategy.fsdp else Compile.full
+        cfg.compile = whole if cuda else Compile.eager
+    if cfg.compile == Compile.full and strategy == Strategy.fsdp:
+        raise UserError(
+            "compile=full takes all weights at once, and dist.strategy=fsdp gathers them block by block; choose "
+            "compile=block"
+        )
     if cfg.compile_mode not in COMPILE_MODES:
         raise UserError(f"there is no compile_mode={cfg.compile_mode}; {near(cfg.compile_mode, COMPILE_MODES)}")
     if cfg.compile_mode != "default" and not (cuda and cfg.compile != Compile.eager):
@@ -98,7 +106,7 @@ def compiled(model: GPT, device: torch.device, what: Compile, mode: str = "defau
         # torch.compile itself asks a block's input, which is no leaf, for its gradient
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         for block in model.blocks:
-            block.compile(**how)
+            block.forward = torch.compile(block.forward, **how)  # what FSDP hooks on to a block stays outside
     return model
 
 

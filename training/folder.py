@@ -1,6 +1,7 @@
 """A run's folder: what it is called, when it may be touched, and what of its configuration may change on resume."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,11 +13,15 @@ import yaml
 from compare.runs import FREE_KEYS, flat, is_run
 from errors import UserError
 from training.device import CHOICES
+from training.distributed import launch
 
 try:
     import fcntl
 except ImportError:  # Windows has no such lock
     fcntl = None
+
+
+LASTING = ("git_commit", "versions", "device", "threads", "processes")  # of environment.json: what shapes the last bits
 
 
 def plain(cfg) -> dict:
@@ -47,6 +52,17 @@ def check_folder(cfg) -> None:
         check_config(cfg, folder)
 
 
+def restarted(cfg) -> bool:
+    """Whether torchrun started this process anew, and the run is one that those before it had begun."""
+    if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+        return False
+    try:
+        began = json.loads((folder_of(cfg) / "environment.json").read_text())
+        return began["launch"] == launch()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def check_config(cfg, folder: Path) -> None:
     """Takes over the `auto` choices of the run in `folder`, and refuses any other change of what shapes its numbers."""
     try:
@@ -54,7 +70,7 @@ def check_config(cfg, folder: Path) -> None:
         for key in CHOICES:
             if getattr(cfg, key) == "auto":
                 setattr(cfg, key, type(getattr(cfg, key))(saved[key]))
-        theirs = flat(saved)
+        theirs = flat(plain(type(cfg)())) | flat(saved)  # a run from before a key was there has what it stands for
     except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as e:
         raise UserError(
             f"{folder}/config.yaml is damaged, so the run cannot be resumed; choose another name=NAME"
@@ -108,7 +124,7 @@ def with_history(folder: Path, environment: dict) -> dict:
     try:
         last = json.loads(path.read_text())
         before = [*last.pop("before"), {k: v for k, v in last.items() if k not in ("data", "batch_hashes")}]
-        changed = [key for key in ("git_commit", "versions", "device", "threads") if last[key] != environment[key]]
+        changed = [key for key in LASTING if last.get(key) != environment[key]]
         if changed:
             what = ", ".join(changed)
             print(

@@ -23,7 +23,7 @@ MOST_SECONDS = 180
 
 def needed(runs: list[Run]) -> bool:
     """Whether the steps of two twins on a CPU were enough for a ratio of their times, had no other process had it."""
-    enough = len(runs) == 2 and len(runs[0].step_ms) >= WARMUP_STEPS + 2 * MIN_PAIRS
+    enough = len(runs) == 2 and runs[0].world.size == 1 and len(runs[0].step_ms) >= WARMUP_STEPS + 2 * MIN_PAIRS
     return enough and runs[0].device.type == "cpu" and not step_time_ratio(*(np.array(run.step_ms) for run in runs))
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config import OptimConfig
+from training.distributed import ALONE, World
 
 
 def parameter_groups(model: nn.Module, cfg: OptimConfig) -> list[dict]:
@@ -19,11 +20,12 @@ class AdamW:
     """AdamW (Loshchilov & Hutter 2019) by PyTorch's fused kernel, one call for all parameters of a group.
 
     Moments are allocated at once, so that a checkpoint loads into them; `state` has step, exp_avg and exp_avg_sq of a
-    parameter, as torch.optim's. `found_inf`, shape (), stays 0 while losses and gradients are finite.
+    parameter, as torch.optim's. `found_inf`, shape (), stays 0 while losses and gradients are finite. Of weights that
+    are split over processes each updates its own part.
     """
 
-    def __init__(self, model: nn.Module, cfg: OptimConfig):
-        self.cfg = cfg
+    def __init__(self, model: nn.Module, cfg: OptimConfig, world: World = ALONE):
+        self.cfg, self.world = cfg, world
         device = next(model.parameters()).device
         self.found_inf = torch.zeros((), device=device)
         self.groups = [group for group in parameter_groups(model, cfg) if group["params"]]
@@ -37,19 +39,27 @@ class AdamW:
             for p in self.params
         }
         self.moments = [
-            [[self.state[p][name] for p in group["params"]] for name in ("exp_avg", "exp_avg_sq", "step")]
+            [[own_part(self.state[p][name]) for p in group["params"]] for name in ("exp_avg", "exp_avg_sq", "step")]
             for group in self.groups
         ]
+
+    def gradients(self, params: list[nn.Parameter]) -> list[Tensor]:
+        return [own_part(p.grad) for p in params]
 
     def step(self, lr: float, grad_scale: Tensor) -> None:
         """One update by the gradients / grad_scale, or none where found_inf is 1. All stays on the device."""
         for group, (exp_avg, exp_avg_sq, steps) in zip(self.groups, self.moments, strict=True):
             torch._foreach_add_(steps, 1 - self.found_inf)
             torch._fused_adamw_(
-                group["params"], [p.grad for p in group["params"]], exp_avg, exp_avg_sq, [], steps,
+                [own_part(p) for p in group["params"]], self.gradients(group["params"]), exp_avg, exp_avg_sq, [], steps,
                 lr=lr, beta1=self.cfg.beta1, beta2=self.cfg.beta2, weight_decay=group["weight_decay"], eps=self.cfg.eps,
                 amsgrad=False, maximize=False, grad_scale=grad_scale, found_inf=self.found_inf,
             )  # fmt: skip
+
+
+def own_part(t: Tensor) -> Tensor:
+    """The part of a tensor that this process holds; all of it where it is not split."""
+    return t.to_local() if hasattr(t, "to_local") else t
 
 
 @torch.no_grad()
@@ -59,13 +69,14 @@ def guarded_update(optimizer: AdamW, *, loss: Tensor, lr: float, clip: float) ->
     Nothing here waits for the device, but on Metal. Returns the gradient's norm before clipping, shape (), and leaves
     the verdict in `optimizer.found_inf`, which stays 1 once it is: the weights remain those before the first bad step.
     """
-    norm = nn.utils.get_total_norm([p.grad for p in optimizer.params])
+    gradients = optimizer.gradients(optimizer.params)
+    norm = optimizer.world.norm(nn.utils.get_total_norm(gradients))
     optimizer.found_inf.logical_or_(~torch.isfinite(loss + norm))
     scale = (norm / (clip or math.inf)).clamp(min=1)  # the fused kernel divides by it, which saves a pass
     if norm.device.type != "mps":
         optimizer.step(lr, scale)
     elif not optimizer.found_inf:  # Metal's fused kernel looks at neither
-        torch._foreach_div_([p.grad for p in optimizer.params], scale)
+        torch._foreach_div_(gradients, scale)
         optimizer.step(lr, torch.ones_like(scale))
     for p in optimizer.params:
         p.grad = None

@@ -11,6 +11,7 @@ import yaml
 from torch import Tensor
 
 from compare.runs import ONE_THREAD, is_run, load_run, run_label, summarize, undisturbed_ms
+from data.loader import IGNORED_TARGET
 from data.tokens import TokenData
 from errors import UserError
 from files import write_json, write_text
@@ -19,13 +20,14 @@ from model.init import keyed_generator
 from training import checkpoint
 from training.config import Compile, WandbMode
 from training.device import compiled
+from training.distributed import ALONE, World
 from training.environment import utc_now
 from training.folder import folder_of, plain, with_history
 from training.optim import AdamW, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
 from training.timing import WARMUP_STEPS, core_waits, now, peak_flops
-from training.tracker import Tracker, cut_metrics
+from training.tracker import Silent, Tracker, cut_metrics
 from training.wandb_page import new_run_id, start_wandb
 
 
@@ -40,16 +42,21 @@ class Diverged(UserError):
 
 
 class Run:
-    """Builds the model and its optimiser; `open` makes its folder. `data` is shared by all runs of a process."""
+    """Builds the model and its optimiser; `open` makes its folder. `data` is shared by all runs of a process.
 
-    def __init__(self, cfg, data: TokenData):
-        self.cfg, self.data, self.folder = cfg, data, folder_of(cfg)
-        self.device = torch.device(cfg.device)
+    Of the processes that train together the first one alone writes.
+    """
+
+    def __init__(self, cfg, data: TokenData, world: World = ALONE, writer: checkpoint.Writer | None = None):
+        self.cfg, self.data, self.folder, self.world = cfg, data, folder_of(cfg), world
+        self.writer, self.staged, self.writing = writer or checkpoint.Writer(), checkpoint.Staged(world), None
+        self.device = world.device(cfg.device)
         self.model = GPT(cfg.model, data.vocab_size, kernels=cfg.kernels, seed=cfg.seed).to(self.device)
-        self.optimizer = AdamW(self.model, cfg.optim)
-        self.loss = compiled(self.model, self.device, cfg.compile, cfg.compile_mode)
+        self.loss = world.spread(self.model, compiled(self.model, self.device, cfg.compile, cfg.compile_mode))
+        self.optimizer = AdamW(self.model, cfg.optim, world)
         self.peak_flops = peak_flops(self.device, cfg.dtype)
         self.best_val_loss: float | None = None
+        self.val_loss = math.nan
         self.wandb_id = new_run_id()
         self.pending: list[tuple[dict, Tensor, Tensor]] = []
         self.losses: list[float] = []
@@ -58,7 +65,7 @@ class Run:
         state = checkpoint.optim_tensors(self.model, self.optimizer) | checkpoint.model_tensors(self.model)
         self.own_bytes = sum(t.nbytes for t in state.values())  # held between steps, as a twin holds its own
         self.peak_memory_mib: float | None = None
-        self.tracker: Tracker | None = None
+        self.tracker = Silent()
         self.summary: dict = {"status": "failed"}  # until it is summed up
 
     @property
@@ -80,12 +87,14 @@ class Run:
     # one step
 
     def step(self, step: int, x: Tensor, y: Tensor, data_ms: float) -> None:
-        """Step number `step`, from 0, on tokens x and targets y, each (batch_size, block_size); flush() reads it."""
+        """Step number `step`, from 0, on this process's rows of tokens x and targets y, (B, T); flush() reads it."""
+        self.world.beat()
         began = self._start_clock()
         lr = self.lr_at(step)
         loss, norm = self._update(step, x, y, lr)
-        record = {"step": step + 1, "tokens": (step + 1) * x.numel(), "train/lr": lr, "time/data_ms": data_ms}
-        record |= self._stop_clock(began, x.numel())
+        n_tokens = x.numel() * self.world.size
+        record = {"step": step + 1, "tokens": (step + 1) * n_tokens, "train/lr": lr, "time/data_ms": data_ms}
+        record |= self._stop_clock(began, n_tokens)
         self.pending.append((record, loss, norm))
 
     def ms_by(self, clock: Callable[[], float], step: int, x: Tensor, y: Tensor) -> float:
@@ -95,20 +104,22 @@ class Run:
         return 1e3 * (clock() - began)
 
     def _update(self, step: int, x: Tensor, y: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        """Loss and gradient norm before the update, on the device."""
-        cfg = self.cfg
+        """Loss and gradient norm before the update, on the device: those of the whole batch, over its targets."""
+        cfg, world = self.cfg, self.world
         self.model.train()
         if cfg.compile_mode != "default":
             torch.compiler.cudagraph_mark_step_begin()  # what the step before gave may be overwritten
-        loss = torch.zeros((), device=self.device)
-        for part, (xs, ys) in enumerate(zip(x.chunk(cfg.train.accumulate), y.chunk(cfg.train.accumulate), strict=True)):
+        loss, n_targets = torch.zeros((), device=self.device), world.sum((y != IGNORED_TARGET).sum())
+        parts = list(zip(x.chunk(cfg.train.accumulate), y.chunk(cfg.train.accumulate), strict=True))
+        for part, (xs, ys) in enumerate(parts, start=world.rank * len(parts)):
             if cfg.model.dropout:
                 torch.manual_seed(keyed_generator(cfg.seed, f"dropout {step} {part}").initial_seed())
-            with self.autocast():
-                part_loss = self.loss(xs, ys) / cfg.train.accumulate
-            part_loss.backward()
+            with world.accumulating(self.loss, more=xs is not parts[-1][0]):
+                with self.autocast():
+                    part_loss = self.loss(xs, ys) * ((ys != IGNORED_TARGET).sum() / n_targets)
+                (part_loss * world.size).backward()  # for gradients become the mean of the processes'
             loss += part_loss.detach()
-        return loss, guarded_update(self.optimizer, loss=loss, lr=lr, clip=cfg.train.grad_clip)
+        return world.sum(loss), guarded_update(self.optimizer, loss=loss, lr=lr, clip=cfg.train.grad_clip)
 
     def lr_at(self, step: int) -> float:
         o = self.cfg.optim
@@ -133,7 +144,8 @@ class Run:
         if waits := core_waits(self.device):  # of all threads the worst, for the others wait for it
             times["time/wait_share"] = max(wait - waited.get(thread, 0) for thread, wait in waits.items()) / seconds
         if self.peak_flops:
-            times["time/mfu"] = self.model.flops_per_token() * n_tokens / seconds / self.peak_flops
+            flops = self.model.flops_per_token() * n_tokens / self.world.size
+            times["time/mfu"] = flops / seconds / self.peak_flops
         return times
 
     @property
@@ -179,12 +191,18 @@ class Run:
         """Validation loss, in nats per token and bits per byte, on x and y, (N, T); targets of -100 do not count."""
         began = now(self.device)
         self.model.eval()
-        total, n_tokens = 0.0, int((y >= 0).sum())
-        size = self.cfg.train.batch_size // self.cfg.train.accumulate
-        for xs, ys in zip(x.split(size), y.split(size), strict=True):
+        total, n_tokens, world = 0.0, int((y >= 0).sum()), self.world
+        size = self.cfg.train.batch_size // (self.cfg.train.accumulate * world.size)
+        chunks = list(zip(x.split(size), y.split(size), strict=True))
+        for at in range(world.rank, -(-len(chunks) // world.size) * world.size, world.size):
+            # every process takes as many, since each gathers split weights: where none is left, one that does not count
+            self.world.beat()
+            xs, ys = chunks[at % len(chunks)]
             with self.autocast(), self.uncompiled():
-                total += self.model(xs.to(self.device), ys.to(self.device)).item() * int((ys >= 0).sum())
-        loss = total / n_tokens
+                part = self.model(xs.to(self.device), ys.to(self.device)).item() * int((ys >= 0).sum())
+            total += part if at < len(chunks) else 0
+        loss = world.sum(torch.tensor(total, dtype=torch.float64)).item() / n_tokens
+        self.val_loss = loss
         n_bytes = int(torch.from_numpy(self.data.token_bytes)[y[y >= 0]].sum())
         record = {
             "step": step,
@@ -237,47 +255,62 @@ class Run:
         return WandbMode.offline if wandb_run.offline else mode
 
     def save(self, step: int) -> None:
-        """Writes a checkpoint after `step` steps, once what was recorded up to there is on the disk."""
-        self.tracker.sync()
-        state = {
-            "step": step,
-            "best_val_loss": self.best_val_loss,
-            "wandb_id": self.wandb_id,
-            "config": plain(self.cfg),
-        }
+        """Has a checkpoint after `step` steps written, once what was recorded up to there is on the disk."""
         tensors = {
             "model": checkpoint.model_tensors(self.model),
             "optim": checkpoint.optim_tensors(self.model, self.optimizer),
         }
-        checkpoint.save(checkpoint.step_folder(self.checkpoints, step), tensors, state)
+        state = {"step": step, "best_val_loss": self.best_val_loss, "wandb_id": self.wandb_id}
+        self._write(checkpoint.step_folder(self.checkpoints, step), tensors, state | {"config": plain(self.cfg)})
 
     def prune(self) -> None:
-        """Removes the oldest checkpoints beyond checkpoint.keep; twins save both before either prunes."""
-        checkpoint.prune(self.checkpoints, self.cfg.checkpoint.keep)
+        """Has the oldest checkpoints beyond checkpoint.keep removed, once all that are being written are whole."""
+        if self.world.first:
+            self.writer.add(lambda: checkpoint.prune(self.checkpoints, self.cfg.checkpoint.keep))
 
     def keep_best(self, step: int, val_loss: float) -> None:
-        """Writes the weights to checkpoints/best where this is the lowest validation loss so far."""
+        """Has the weights written to checkpoints/best where this is the lowest validation loss so far."""
         if val_loss < (math.inf if self.best_val_loss is None else self.best_val_loss):
             self.best_val_loss = val_loss
             best = {"model": checkpoint.model_tensors(self.model)}
-            checkpoint.save(self.checkpoints / "best", best, {"step": step, "val_loss": val_loss})
+            self._write(self.checkpoints / "best", best, {"step": step, "val_loss": val_loss})
 
-    def load(self, step: int) -> tuple[dict[str, checkpoint.Tensors], dict]:
+    def _write(self, folder: Path, tensors: dict[str, checkpoint.Tensors], state: dict) -> None:
+        """Copies the tensors, and leaves the rest to the writer."""
+        if self.writing:
+            self.writing.result()  # it holds the copy
+        parts = self.staged.copy(tensors)
+        state["tokenizer"] = self.data.record["tokenizer"]
+
+        def write() -> None:
+            self.tracker.sync()
+            checkpoint.save(folder, parts, state, self.world.background)
+
+        self.writing = self.writer.add(write)
+
+    def find(self, step: int) -> tuple[Path, dict]:
         """The checkpoint of `step`; CorruptCheckpoint where it is damaged or metrics.jsonl lacks a step before it."""
-        loaded = checkpoint.load(checkpoint.step_folder(self.checkpoints, step))
-        if load_run(self.folder).step[:step].tolist() != list(range(1, step + 1)):
+        found = checkpoint.check(checkpoint.step_folder(self.checkpoints, step), self.world)
+        recorded = self.world.together(lambda: load_run(self.folder).step[:step].tolist())
+        if recorded != list(range(1, step + 1)):
             raise checkpoint.CorruptCheckpoint(f"{self.folder}/metrics.jsonl lacks steps before it")
-        return loaded
+        return found
 
-    def restore(self, step: int, tensors: dict[str, checkpoint.Tensors], state: dict) -> None:
-        """Puts the run where it was when `save(step)` wrote the checkpoint, and cuts its metrics there."""
-        what = str(checkpoint.step_folder(self.checkpoints, step))
-        checkpoint.restore(checkpoint.model_tensors(self.model), tensors["model"], what)
-        checkpoint.restore(checkpoint.optim_tensors(self.model, self.optimizer), tensors["optim"], what)
+    def restore(self, folder: Path, state: dict) -> None:
+        """Puts the run where it was when `save` wrote the checkpoint, and cuts its metrics there."""
+        tensors = {
+            "model": checkpoint.model_tensors(self.model),
+            "optim": checkpoint.optim_tensors(self.model, self.optimizer),
+        }
+        checkpoint.restore(folder, tensors)
         self.best_val_loss, self.wandb_id = state["best_val_loss"], state["wandb_id"]
-        cut_metrics(self.folder / "metrics.jsonl", step)
-        curves = load_run(self.folder)
-        self.losses, self.step_ms = curves.loss.tolist(), curves.undisturbed_ms.tolist()
+
+        def curves() -> tuple[list[float], list[float]]:
+            cut_metrics(self.folder / "metrics.jsonl", state["step"])
+            kept = load_run(self.folder)
+            return kept.loss.tolist(), kept.undisturbed_ms.tolist()
+
+        self.losses, self.step_ms = self.world.together(curves)
 
     def summarize(self, status: str, process_peak: float | None) -> dict:
         """Writes summary.json from what was recorded, and returns it.
@@ -285,6 +318,8 @@ class Run:
         `process_peak`, MiB, is the whole process's and belongs to no run alone; CUDA counts each run's own.
         """
         self.summary = {"status": status, "ended": utc_now(), "num_params": self.model.num_params()}
+        if not self.world.first:
+            return self.summary
         self.summary["peak_memory_mib"] = self.peak_memory_mib
         self.summary["process_peak_mib"] = None if self.device.type == "cuda" else process_peak
         self.summary |= summarize(load_run(self.folder))
@@ -296,28 +331,28 @@ class Run:
         self.tracker.close(self.summary, exit_code=0 if self.summary["status"] == "finished" else 1)
 
 
-def resume(runs: list[Run], say=print) -> int:
+def resume(runs: list[Run]) -> int:
     """Restores all runs from the newest step that each of them has whole; 0 when none has any checkpoint.
 
     A checkpoint that is corrupt, or ahead of its metrics, is named and the one before it taken; later ones are set
     aside. UserError where there are checkpoints, but none that all runs have whole.
     """
-    saved = [checkpoint.steps_saved(run.checkpoints) for run in runs]
+    world = runs[0].world
+    saved = world.together(lambda: [checkpoint.steps_saved(run.checkpoints) for run in runs])
     for step in sorted(set.intersection(*map(set, saved)), reverse=True):
         try:
-            loaded = [run.load(step) for run in runs]
+            found = [run.find(step) for run in runs]
         except checkpoint.CorruptCheckpoint as e:
-            say(f"step {step} cannot be resumed from: {e}; going back to the one before")
+            world.say(f"step {step} cannot be resumed from: {e}; going back to the one before")
             continue
-        for run, (tensors, state) in zip(runs, loaded, strict=True):
-            run.restore(step, tensors, state)
-            later = [s for s in checkpoint.steps_saved(run.checkpoints) if s > step]
-            checkpoint.set_aside([checkpoint.step_folder(run.checkpoints, s) for s in later])
+        for run, (folder, state) in zip(runs, found, strict=True):
+            run.restore(folder, state)
+            world.together(lambda run=run, step=step: checkpoint.set_aside_after(run.checkpoints, step))
         return step
     if any(saved):
         folders = " and ".join(str(run.checkpoints) for run in runs)
         raise UserError(f"{folders} hold no whole checkpoint of one step; overwrite=true starts again")
-    say("there is no checkpoint to go on from: starting at step 0")
+    world.say("there is no checkpoint to go on from: starting at step 0")
     for run in runs:
-        cut_metrics(run.folder / "metrics.jsonl", 0)
+        world.together(lambda run=run: cut_metrics(run.folder / "metrics.jsonl", 0))
     return 0

@@ -9,13 +9,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class Screen:
-    """Shows the newest loss, step time and tokens/s of every run; `labels` name them in the order of `show`."""
+    """Shows the newest loss, step time and tokens/s of every run; `labels` name them in the order of `show`.
 
-    def __init__(self, labels: list[str], *, start: int, last: int):
-        self.labels, self.last, self.started = labels, last, None
+    Nothing is shown unless `shown`.
+    """
+
+    def __init__(self, labels: list[str], *, start: int, last: int, shown: bool = True):
+        self.labels, self.last, self.shown, self.started = labels, last, shown, None
         console = Console(stderr=True)
         self.bar = None
-        if console.is_terminal:
+        if console.is_terminal and shown:
             # a narrow terminal cuts the last column, the losses and times
             columns = [TextColumn("{task.completed}/{task.total}"), BarColumn(bar_width=20), TimeRemainingColumn()]
             self.bar = Progress(*columns, TextColumn("{task.description}"), console=console)
@@ -34,7 +37,7 @@ class Screen:
         """A line that stays."""
         if self.bar:
             self.bar.console.print(line, highlight=False, soft_wrap=True)
-        else:
+        elif self.shown:
             print(line, file=sys.stderr, flush=True)
 
     def show(self, step: int, records: list[list[dict]]) -> None:

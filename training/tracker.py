@@ -38,6 +38,18 @@ class Tracker:
         self.page.close(summary | lowest(self.path), exit_code)
 
 
+class Silent:
+    """The tracker of a process that is not the first: it writes nothing."""
+
+    def log(self, records: list[dict]) -> None: ...
+
+    def attach(self, table: tuple[list[str], list[list]], png: Path, html: Path) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def close(self, summary: dict, exit_code: int = 0) -> None: ...
+
+
 def lowest(path: Path) -> dict[str, float]:
     """NAME_min for each of LOWEST that metrics.jsonl holds: the whole run's, resumed or not."""
     records, _ = read_records(path)

@@ -13,7 +13,6 @@ import torch
 
 import train as program
 import training.run
-from errors import UserError
 from tests.conftest import ROOT
 from tests.train.runs import metrics, run, weights
 from training import checkpoint
@@ -54,10 +53,10 @@ def test_no_space_left_names_the_file_and_keeps_what_was_saved(small, monkeypatc
     cfg = small("checkpoint.every=5")
     whole = checkpoint.save_file
 
-    def full(named, path):
+    def full(named, path, notes):
         if "00000015" in str(path):
             raise OSError(28, os.strerror(28), str(path))
-        whole(named, path)
+        whole(named, path, notes)
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
@@ -87,15 +86,15 @@ def test_a_signal_in_the_last_evaluation_ends_the_process_after_it(small, monkey
     assert json.loads((Path(cfg.runs_dir) / "run" / "summary.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path, overrides, number, train_py):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, overrides, number, status, train_py):
     process = subprocess.Popen([sys.executable, "train.py", *overrides], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if line.startswith("step 20/"):
             break
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == status
     assert "Traceback" not in err
     line = err.strip().splitlines()[-1].strip()
     assert line.startswith("python train.py")
@@ -121,9 +120,3 @@ def test_ctrl_c_ends_a_sweep(tmp_path, overrides):
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert len(list((tmp_path / "runs").glob("*/config.yaml"))) == 2  # one job's twins
-
-
-def test_torchrun_is_refused(small, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="one process"):
-        program.train([small()])

@@ -66,9 +66,9 @@ def test_a_folder_in_use_is_refused(small):
 
 
 def test_a_folder_made_meanwhile_is_not_shared(small, monkeypatch):
-    def slow(cfg, data):
+    def slow(cfg, *given):
         (Path(cfg.runs_dir) / cfg.name).mkdir(parents=True)
-        return Run(cfg, data)
+        return Run(cfg, *given)
 
     monkeypatch.setattr(program, "Run", slow)
     with pytest.raises(UserError, match="another process"):

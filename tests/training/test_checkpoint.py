@@ -9,7 +9,18 @@ import torch
 
 from errors import UserError
 from training import checkpoint
-from training.checkpoint import CorruptCheckpoint, load, prune, restore, save, set_aside, step_folder, steps_saved
+from training.checkpoint import (
+    CorruptCheckpoint,
+    Staged,
+    Writer,
+    check,
+    prune,
+    restore,
+    set_aside_after,
+    step_folder,
+    steps_saved,
+)
+from training.distributed import ALONE
 
 
 def tensors() -> dict:
@@ -19,13 +30,53 @@ def tensors() -> dict:
     }
 
 
+def save(folder, named: dict, state: dict) -> None:
+    checkpoint.save(folder, Staged(ALONE).copy(named), state)
+
+
+def load(folder) -> tuple[dict, dict]:
+    """Checks and reads a checkpoint of `tensors()`."""
+    found, state = check(folder)
+    into = {
+        stem: {name: torch.full_like(t, torch.nan) for name, t in named.items()} for stem, named in tensors().items()
+    }
+    restore(found, into)
+    return into, state
+
+
 def test_round_trip(tmp_path):
     save(tmp_path / "step_00000003", tensors(), {"step": 3})
     loaded, state = load(tmp_path / "step_00000003")
     assert state == {"step": 3}
-    assert loaded.keys() == tensors().keys()
     for stem, named in tensors().items():
         assert all(torch.equal(loaded[stem][name], t) for name, t in named.items())
+
+
+def test_latest_is_the_newest_step(tmp_path):
+    for step in (3, 6):
+        save(step_folder(tmp_path, step), tensors(), {"step": step})
+        assert load(tmp_path / "latest")[1] == {"step": step}
+    assert os.readlink(tmp_path / "latest") == "step_00000006"
+
+
+def test_a_copy_is_not_changed_by_what_comes_after_it(tmp_path):
+    staged, ours = Staged(ALONE), tensors()
+    parts = staged.copy(ours)
+    ours["model"]["a.weight"].zero_()
+    assert parts["model"]["a.weight"][0].sum() == 15
+    again = staged.copy(ours)
+    assert again["model"]["a.weight"][0] is parts["model"]["a.weight"][0]  # memory is taken once
+
+
+def test_a_writer_stops_at_an_error_and_tells_of_it():
+    writer, done = Writer(), []
+    writer.add(lambda: done.append(1))
+    writer.add(lambda: 1 / 0)
+    writer.add(lambda: done.append(2))
+    with pytest.raises(ZeroDivisionError):
+        writer.finish()
+    assert writer.failed
+    assert done == [1]
 
 
 def test_every_flipped_byte_is_seen(tmp_path):
@@ -67,7 +118,7 @@ def test_a_failed_save_leaves_the_old_one(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         save(folder, tensors(), {"step": 4})
     assert load(folder)[1] == {"step": 3}
-    assert [f.name for f in tmp_path.iterdir()] == [folder.name]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["latest", folder.name]
 
 
 def test_saving_over_an_old_one_replaces_it(tmp_path):
@@ -77,31 +128,42 @@ def test_saving_over_an_old_one_replaces_it(tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["best"]
 
 
-def test_a_pickle_is_not_loaded(tmp_path):
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", ".metadata", "model.pt"])
+def test_a_pickle_is_not_loaded(tmp_path, name):
+    """.metadata is what torch.distributed.checkpoint's own reader unpickles."""
+
     class Hostile:
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "ran"),))
 
     folder = tmp_path / "step_00000003"
     save(folder, tensors(), {"step": 3})
-    (folder / "model.safetensors").write_bytes(pickle.dumps(Hostile()))
+    (folder / name).write_bytes(pickle.dumps(Hostile()))
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["model.safetensors"] = checkpoint._digest(folder / "model.safetensors")
+    manifest[name] = checkpoint._digest(folder / name)
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CorruptCheckpoint):
-        load(folder)
+    if name in ("model.safetensors", "state.json"):
+        with pytest.raises(CorruptCheckpoint):
+            load(folder)
+    else:
+        load(folder)  # it is not looked at
     assert not (tmp_path / "ran").exists()
 
 
-def test_restore_is_strict():
-    into = tensors()["model"]
-    for saved in (
-        {"b": torch.ones(())},
-        into | {"c": torch.ones(1)},
-        {"a.weight": torch.ones(3, 2), "b": torch.ones(())},
-    ):
+def test_restore_is_strict(tmp_path):
+    save(tmp_path / "it", tensors(), {})
+    whole = tensors()["model"]
+    for into in ({"b": torch.ones(())}, whole | {"c": torch.ones(1)}, whole | {"a.weight": torch.ones(3, 2)}):
         with pytest.raises(UserError, match="another model"):
-            restore(into, saved, "it")
+            restore(tmp_path / "it", {"model": into})
+    restore(tmp_path / "it", {"model": whole})  # the optimiser's are not asked for
+
+
+def test_a_file_that_is_not_its_own_is_refused(tmp_path):
+    save(tmp_path / "it", tensors(), {})
+    (tmp_path / "it" / "model-00002-of-00002.safetensors").write_bytes(b"")
+    with pytest.raises(CorruptCheckpoint, match="not its own"):
+        check(tmp_path / "it")
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
@@ -115,7 +177,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
 def test_set_aside_deletes_nothing(tmp_path):
     for step in (1, 2):
         save(step_folder(tmp_path, step), tensors(), {"step": step})
-    set_aside([step_folder(tmp_path, 2)])
+    set_aside_after(tmp_path, 1)
     assert steps_saved(tmp_path) == [1]
     assert load(tmp_path / "unused_step_00000002")[1] == {"step": 2}
 

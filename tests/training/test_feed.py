@@ -17,7 +17,8 @@ def read():
 
 @pytest.fixture
 def batches(read):
-    def of(step):
+    def of(step, rank, size):
+        assert (rank, size) == (0, 1)
         read.append((step, threading.current_thread() is not threading.main_thread()))
         if step == 9:
             raise OSError("the file has gone")

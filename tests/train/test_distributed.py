@@ -1,0 +1,155 @@
+"""One run on 1 process, on 2 that each hold the model, and on 2 that hold it between them: the same numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import train as program
+from data.loader import TrainBatches
+from errors import UserError
+from tests.train.ranks import train_on
+from tests.train.runs import metrics, run, same
+from training import checkpoint
+from training.run import Run
+
+STRATEGIES = ["ddp", "fsdp"]
+pytestmark = pytest.mark.seconds(15)
+
+
+def curve(folder: Path) -> list[tuple[float, float]]:
+    return [(r["train/loss"], r["train/grad_norm"]) for r in metrics(folder) if "train/loss" in r]
+
+
+def validation(folder: Path) -> list[float]:
+    return [r["val/loss"] for r in metrics(folder) if "val/loss" in r]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("size", "accumulate"), [(2, 1), (2, 2), (4, 1)])
+def test_any_number_of_processes_gives_the_same_losses(small, strategy, size, accumulate):
+    # 13 validation blocks, of which no two or four processes have equally many
+    overrides = ["train.eval_tokens=416", "model.dropout=0.1"]
+    one = run(small(*overrides, "name=one", f"train.accumulate={size * accumulate}"))
+    cfg = small(*overrides, "name=many", f"dist.strategy={strategy}", f"train.accumulate={accumulate}")
+    statuses, printed = train_on(size, cfg)
+    assert statuses == [0] * size, printed
+    many = Path(cfg.runs_dir) / "many"
+    torch.testing.assert_close(curve(many), curve(one), rtol=2e-5, atol=0)
+    torch.testing.assert_close(validation(many), validation(one), rtol=1e-5, atol=0)
+    assert "step 20/20" in printed[0]
+    assert printed[1:] == [""] * (size - 1)  # the first one speaks for all
+    hashes = [json.loads((f / "environment.json").read_text())["batch_hashes"] for f in (one, many)]
+    assert hashes[0] == hashes[1]
+
+
+def ignore_some_targets(rank: int) -> None:
+    """Most targets of one row, and none of the others."""
+    whole = TrainBatches.__call__
+
+    def some(self, step, rank=0, size=1):
+        x, y = whole(self, step)
+        y[step % len(y), 3:] = -100
+        each = len(y) // size
+        return x[rank * each : (rank + 1) * each], y[rank * each : (rank + 1) * each]
+
+    TrainBatches.__call__ = some
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_loss_is_over_all_targets_however_they_are_spread(small, strategy, monkeypatch):
+    monkeypatch.setattr(TrainBatches, "__call__", TrainBatches.__call__)
+    ignore_some_targets(0)
+    one = run(small("name=one"))
+    parts = run(small("name=parts", "train.accumulate=4"))
+    cfg = small("name=many", f"dist.strategy={strategy}", "train.accumulate=2")
+    statuses, printed = train_on(2, cfg, prepare=ignore_some_targets)
+    assert statuses == [0, 0], printed
+    for folder in (parts, Path(cfg.runs_dir) / "many"):
+        torch.testing.assert_close(curve(folder), curve(one), rtol=2e-5, atol=0)
+
+
+def state(folder: Path, step: int, small) -> dict[str, torch.Tensor]:
+    """All that a checkpoint holds, by the names of one process, whoever wrote it."""
+    cfg = small("kernels=torch")
+    run = Run(cfg, program.open_tokens(cfg.data))
+    found, _ = checkpoint.check(checkpoint.step_folder(folder / "checkpoints", step))
+    named = {
+        "model": checkpoint.model_tensors(run.model),
+        "optim": checkpoint.optim_tensors(run.model, run.optimizer),
+    }
+    checkpoint.restore(found, named)
+    return named["model"] | named["optim"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_resumed_run_of_several_processes_is_bit_identical(small, strategy):
+    straight, parts = (
+        small(f"name={name}", f"dist.strategy={strategy}", "model.dropout=0.1") for name in ("straight", "parts")
+    )
+    assert train_on(2, straight)[0] == [0, 0]
+    parts.train.stop_at = 10
+    assert train_on(2, parts)[0] == [0, 0]
+    parts.train.stop_at, parts.resume = None, True
+    statuses, printed = train_on(2, parts)
+    assert statuses == [0, 0]
+    assert "step 10 of 20" in printed[0]
+    a, b = (Path(cfg.runs_dir) / cfg.name for cfg in (straight, parts))
+    assert metrics(a) == metrics(b)
+    assert same(state(a, 20, small), state(b, 20, small))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("fsdp 2", "none 1"), ("none 1", "fsdp 2"), ("fsdp 2", "fsdp 4"), ("fsdp 4", "ddp 2"), ("hsdp 4", "fsdp 2")],
+)
+def test_any_number_of_processes_goes_on_from_the_checkpoint_of_another(small, before, after):
+    straight = run(small("name=straight"))
+    for part, more in ((before, ["train.stop_at=10"]), (after, ["resume=true"])):
+        strategy, size = part.split()
+        overrides = ["dist.strategy=fsdp", "dist.shard=2"] if strategy == "hsdp" else [f"dist.strategy={strategy}"]
+        cfg = small("name=mixed", *overrides, *more)
+        if size == "1":
+            run(cfg)
+        else:
+            statuses, printed = train_on(int(size), cfg)
+            assert statuses == [0] * int(size), printed
+    mixed = Path(cfg.runs_dir) / "mixed"
+    torch.testing.assert_close(curve(mixed), curve(straight), rtol=2e-5, atol=0)
+    ours, theirs = state(mixed, 20, small), state(straight, 20, small)
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
+
+
+def test_twins_train_in_lockstep_on_several_processes(small):
+    pair = [small(f"norm={norm}", f"name={norm}", "dist.strategy=fsdp") for norm in ("rmsnorm", "layernorm")]
+    statuses, printed = train_on(2, *pair)
+    assert statuses == [0, 0], printed
+    assert "gap" in printed[0]
+    for cfg in pair:
+        alone = run(small(f"norm={cfg.model.norm.kind}", f"name={cfg.name}-alone"))
+        torch.testing.assert_close(curve(Path(cfg.runs_dir) / cfg.name), curve(alone), rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("size", "overrides", "message"),
+    [
+        (2, ["dist.strategy=none"], "is for one process, and these are 2; choose ddp or fsdp"),
+        (3, [], "take train.batch_size=3 or 6, or start 1, 2, 4 processes"),
+        (2, ["train.accumulate=4"], "take train.batch_size=8, or start 1 processes"),
+        (2, ["dist.strategy=fsdp", "dist.shard=3"], "dist.shard=3 does not divide 2 processes; these do: 1, 2"),
+        (2, ["dist.strategy=fsdp", "compile=full"], "choose compile=block"),
+        (2, ["data.path=/nowhere"], "is no file or folder"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_once(small, size, overrides, message):
+    statuses, printed = train_on(size, small(*overrides))
+    assert statuses == [2] * size, printed
+    assert message in printed[0]
+    assert printed[1:] == [""] * (size - 1)
+
+
+def test_ddp_without_torchrun_is_refused(small):
+    with pytest.raises(UserError, match="torchrun --nproc_per_node=2"):
+        program.train([small("dist.strategy=ddp")])

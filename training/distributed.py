@@ -1,0 +1,251 @@
+"""The processes that torchrun started: how they agree, share a batch, and hold one model together."""
+
+import copy
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from errors import UserError
+from training.config import Device, DistConfig, Dtype, Strategy
+from training.environment import machine
+from training.watchdog import Watchdog
+
+T = TypeVar("T")
+SETTING_UP = timedelta(days=1)  # one process may tokenise a corpus, or write a report, while the others wait
+
+
+class World:
+    """The processes that train together, of which this one is number `rank`; this class is that of one alone."""
+
+    strategy, rank, size, local_rank = Strategy.none, 0, 1, 0
+    shards: dist.ProcessGroup | None = None
+    """Those that hold one model's weights between them, where they are split, and how many they are."""
+    n_shards = 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def say(self, *words) -> None:
+        if self.first:
+            print(*words, file=sys.stderr, flush=True)
+
+    def device(self, kind: str) -> torch.device:
+        return torch.device(kind)
+
+    def spread(self, model: nn.Module, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Has the gradients of `loss`, which is `model` or a compiled form of it, become the mean of all processes'."""
+        return loss
+
+    def accumulating(self, loss: Callable[..., Tensor], more: bool) -> AbstractContextManager:
+        """Around a micro-batch's forward and backward: gradients travel after the last one alone."""
+        return nullcontext()
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        return value
+
+    def norm(self, value: Tensor) -> Tensor:
+        """The norm of a vector of which each process holds a part, whose own norm is `value`."""
+        return value
+
+    def highest(self, number: int) -> int:
+        """The highest that any process gave when this was last called, so that none waits for another."""
+        return number
+
+    def together(self, what: Callable[[], T]) -> T:
+        """What `what()` gives on the first process, or its error, on all of them."""
+        return what()
+
+    def gathered(self, what: Callable[[], T]) -> list[T]:
+        """What `what()` gives on each process; an error of one is an error of all."""
+        return [what()]
+
+    def in_turn(self, what: Callable[[], T]) -> T:
+        """What `what()` gives on this process, as `gathered`, but one of each machine does it before the others."""
+        return what()
+
+    def watched(self) -> AbstractContextManager:
+        """While entered, a process that holds up the others is named, and ends all; `beat` says that it does not."""
+        return nullcontext()
+
+    def beat(self) -> None: ...
+
+    @property
+    def background(self) -> "World":
+        """The same, to agree about something else at the same time in another thread."""
+        return self
+
+
+ALONE = World()
+
+
+class Group(World):
+    """Processes that torchrun started, once they are connected."""
+
+    def __init__(self, cfg: DistConfig, strategy: Strategy, device: str):
+        self.strategy, self.reshard = strategy, cfg.reshard
+        self.rank, self.size, self.local_rank = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"])
+        self.control, self.other = (dist.new_group(backend="gloo", timeout=SETTING_UP) for _ in range(2))
+        self.asked: tuple[Tensor, dist.Work] | None = None
+        self.watchdog = Watchdog(self.rank, self.size, cfg.timeout_s)
+        if self.strategy == Strategy.fsdp:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import MixedPrecisionPolicy
+
+            shard = cfg.shard or self.size
+            sizes = {"replicate": self.size // shard, "shard": shard}
+            if shard == self.size:
+                del sizes["replicate"]
+            self.mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+            self.shards, self.n_shards = self.mesh["shard"].get_group(), shard
+            gather = torch.bfloat16 if cfg.gather == Dtype.bfloat16 else None
+            self.policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32)
+
+    def device(self, kind: str) -> torch.device:
+        return torch.device(kind, self.local_rank) if kind == "cuda" else torch.device(kind)
+
+    def spread(self, model: nn.Module, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        if self.strategy == Strategy.fsdp:
+            from torch.distributed.fsdp import fully_shard
+
+            for module in (*model.blocks, model):
+                fully_shard(module, mesh=self.mesh, reshard_after_forward=self.reshard, mp_policy=self.policy)
+            return loss
+        with (
+            warnings.catch_warnings()
+        ):  # broadcast_buffers has a new name from torch 2.13 on, and 2.11 only the old one
+            warnings.simplefilter("ignore", FutureWarning)
+            return nn.parallel.DistributedDataParallel(loss, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def accumulating(self, loss: Callable[..., Tensor], more: bool) -> AbstractContextManager:
+        if self.strategy == Strategy.fsdp:
+            loss.set_requires_gradient_sync(not more)
+            return nullcontext()
+        return loss.no_sync() if more else nullcontext()
+
+    def sum(self, value: Tensor) -> Tensor:
+        dist.all_reduce(value, group=None if value.device.type == "cuda" else self.control)
+        return value
+
+    def norm(self, value: Tensor) -> Tensor:
+        if self.shards is None:
+            return value
+        square = value.square()
+        dist.all_reduce(square, group=self.shards)
+        return square.sqrt()
+
+    def highest(self, number: int) -> int:
+        before, mine = self.asked, torch.tensor(number)
+        self.asked = mine, dist.all_reduce(mine, dist.ReduceOp.MAX, group=self.control, async_op=True)
+        if before is None:
+            return 0
+        before[1].wait()
+        return int(before[0])
+
+    def together(self, what: Callable[[], T]) -> T:
+        outcome = [_outcome(what) if self.first else None]
+        dist.broadcast_object_list(outcome, src=0, group=self.control)
+        return _answer(*outcome[0])
+
+    def gathered(self, what: Callable[[], T]) -> list[T]:
+        outcomes: list = [None] * self.size
+        dist.all_gather_object(outcomes, _outcome(what), group=self.control)
+        return [_answer(*outcome) for outcome in outcomes]
+
+    def in_turn(self, what: Callable[[], T]) -> T:
+        answer = [None]
+        for turn in (self.local_rank == 0, self.local_rank != 0):
+            self.gathered(lambda turn=turn: answer.append(what()) if turn else None)
+        return answer[-1]
+
+    def watched(self) -> AbstractContextManager:
+        return self.watchdog
+
+    def beat(self) -> None:
+        self.watchdog.beat()
+
+    @property
+    def background(self) -> World:
+        view = copy.copy(self)
+        view.control = self.other
+        return view
+
+
+def _outcome(what: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return what(), None
+    except Exception as error:
+        return None, error
+
+
+def _answer(value: T | None, error: Exception | None) -> T:
+    if error is not None:
+        raise error
+    return value
+
+
+def launch() -> str | None:
+    """What tells one call of torchrun from others, on restarts too; None without it."""
+    given = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"{machine()}-{os.getppid()}" if given == "none" else given
+
+
+def strategy_of(cfg: DistConfig) -> Strategy:
+    """The strategy that cfg means here; UserError where it cannot be had."""
+    launched, size = "RANK" in os.environ, int(os.environ.get("WORLD_SIZE", 1))
+    if cfg.strategy == Strategy.auto:
+        return Strategy.ddp if launched and size > 1 else Strategy.none
+    if cfg.strategy == Strategy.none and size > 1:
+        raise UserError(f"dist.strategy=none is for one process, and these are {size}; choose ddp or fsdp")
+    if cfg.strategy != Strategy.none and not launched:
+        raise UserError(
+            f"dist.strategy={cfg.strategy} takes processes that torchrun starts: "
+            "torchrun --nproc_per_node=2 train.py ..."
+        )
+    return cfg.strategy
+
+
+def check_shares(cfg: DistConfig, batch_size: int, accumulate: int) -> None:
+    """UserError where the processes cannot take equal shares of a batch, or of the weights."""
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    each = size * accumulate
+    if batch_size % each:
+        below = batch_size // each * each
+        near = " or ".join(str(n) for n in (below, below + each) if n)
+        divisors = [n for n in range(1, batch_size + 1) if batch_size % (n * accumulate) == 0]
+        raise UserError(
+            f"train.batch_size={batch_size} cannot be shared by {size} processes with train.accumulate={accumulate}: "
+            f"take train.batch_size={near}, or start {', '.join(map(str, divisors))} processes"
+        )
+    if cfg.shard is not None and size % cfg.shard:
+        divisors = [n for n in range(1, size + 1) if size % n == 0]
+        raise UserError(
+            f"dist.shard={cfg.shard} does not divide {size} processes; these do: {', '.join(map(str, divisors))}"
+        )
+
+
+@contextmanager
+def joined(cfg) -> Iterator[World]:
+    """Connects this process with the others that torchrun started for the run `cfg`, until the context ends."""
+    strategy = strategy_of(cfg.dist)
+    if strategy == Strategy.none:
+        yield ALONE
+        return
+    check_shares(cfg.dist, cfg.train.batch_size, cfg.train.accumulate)
+    cuda = cfg.device in (Device.auto, Device.cuda) and torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=cfg.dist.timeout_s))
+    try:
+        yield Group(cfg.dist, strategy, "cuda" if cuda else "cpu")
+    finally:
+        dist.destroy_process_group()
