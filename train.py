@@ -93,6 +93,9 @@ def train_claimed(
     cfg, data, world = runs[0].cfg, runs[0].data, runs[0].world
     forget_process_peak()
     start = resume(runs) if cfg.resume else 0
+    if cfg.init_from and not start:
+        for run in runs:
+            run.init_from(Path(cfg.init_from))
     if start > cfg.train.last_step:
         raise UserError(f"{runs[0].folder} is at step {start} already, beyond train.stop_at={cfg.train.stop_at}")
     environment = describe(runs[0].device) | {
@@ -222,7 +225,7 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                 records = [run.flush() for run in runs]
                 screen.show(done, records)
                 for run, new in zip(runs, records, strict=True):
-                    run.check_finite(new)
+                    run.check(new)
                 if not warned and (warned := runs[0].crowded):
                     screen.say(
                         "another process has the cores: the times of most steps do not count. End it, or leave it one: "

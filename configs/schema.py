@@ -52,6 +52,8 @@ class Config:
 
     The twin of `seed` has the next one and the same batches: what separates the two is noise.
     """
+    init_from: str | None = None
+    """Begin with the weights of a run, its newest, or of a checkpoint, such as runs/NAME/checkpoints/best."""
     resume: bool = False
     """Go on from the newest checkpoint of the run of this name; without one, start."""
     overwrite: bool = False

@@ -51,6 +51,8 @@ class ModelConfig:
     bias: bool = False
     """Biases in the linear layers and in LayerNorm; RMSNorm has none."""
     tie_embeddings: bool = True
+    activation_checkpointing: bool = False
+    """Compute each block again in the backward pass, instead of keeping what it made: a third slower, less memory."""
     rope_theta: float = 10_000.0
 
     def __post_init__(self):

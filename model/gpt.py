@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model.config import Kernels, ModelConfig, Placement
 from model.init import init_weights
@@ -112,7 +113,10 @@ class GPT(nn.Module):
         cos, sin = self.cos[:T], self.sin[:T]
         stream, branch = self.drop(self.embedding(tokens)), None
         for block in self.blocks:
-            stream, branch = block(stream, branch, cos, sin)
+            if self.cfg.activation_checkpointing and self.training:
+                stream, branch = checkpoint(block, stream, branch, cos, sin, use_reentrant=False)
+            else:
+                stream, branch = block(stream, branch, cos, sin)
         y = stream if self.final_norm is None else self.final_norm(stream, branch)[0]
         if targets is None:
             return self.head(y)

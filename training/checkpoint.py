@@ -265,6 +265,25 @@ def steps_saved(folder: Path) -> list[int]:
     return sorted(int(f.name[5:]) for f in folder.glob("step_*") if f.name[5:].isdigit())
 
 
+def find(path: Path, world: World = ALONE) -> tuple[Path, dict]:
+    """The whole checkpoint at `path`, or the newest one of the run there, and its state; UserError where there is none.
+
+    Of a run without a whole step, its best weights.
+    """
+    inside = path / "checkpoints"
+    steps = [step_folder(inside, step) for step in reversed(steps_saved(inside))]
+    damage = None
+    for folder in [*steps, inside / "best"] if inside.is_dir() else [path]:
+        try:
+            return check(folder, world)
+        except CorruptCheckpoint as e:
+            damage = damage or e
+    raise UserError(
+        f"{path} holds no whole checkpoint ({damage}); give a run, runs/NAME, or one of its checkpoints, "
+        "runs/NAME/checkpoints/best"
+    )
+
+
 def set_aside_after(folder: Path, step: int) -> None:
     """Renames checkpoints of later steps so that they count no more; none is deleted."""
     for later in steps_saved(folder):

@@ -33,6 +33,12 @@ class Strategy(StrEnum):
     fsdp = "fsdp"
 
 
+class OnSpike(StrEnum):
+    ignore = "ignore"
+    skip = "skip"
+    stop = "stop"
+
+
 class Schedule(StrEnum):
     cosine = "cosine"
     linear = "linear"
@@ -57,6 +63,10 @@ class TrainConfig:
     """Sequences per optimiser step, over all micro-batches."""
     accumulate: int = 1
     """Micro-batches that a batch is cut into."""
+    on_spike: OnSpike = OnSpike.ignore
+    """What to do about a step whose loss or gradient norm lies `spike_sigma` standard deviations above the mean of the
+    128 steps before it: nothing, leave its update out, or stop there as after a loss that is not finite."""
+    spike_sigma: float = 6.0
     grad_clip: float = 1.0
     """Largest norm of the whole gradient; 0 = no clipping."""
     eval_every: int = 100
@@ -83,6 +93,8 @@ class TrainConfig:
             raise UserError(f"train.stop_at={self.stop_at} must lie in 1 ... train.steps={self.steps}")
         if self.sample_chars < 0:
             raise UserError(f"train.sample_chars={self.sample_chars} must not be negative; 0 samples nothing")
+        if self.spike_sigma <= 0:
+            raise UserError(f"train.spike_sigma={self.spike_sigma} must be more than 0; 6 is usual")
         if self.grad_clip < 0:
             raise UserError(f"train.grad_clip={self.grad_clip} must not be negative; 0 turns clipping off")
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from training.config import OptimConfig
 from training.distributed import ALONE, World
+from training.spikes import Spikes
 
 
 def parameter_groups(model: nn.Module, cfg: OptimConfig) -> list[dict]:
@@ -46,14 +47,14 @@ class AdamW:
     def gradients(self, params: list[nn.Parameter]) -> list[Tensor]:
         return [own_part(p.grad) for p in params]
 
-    def step(self, lr: float, grad_scale: Tensor) -> None:
-        """One update by the gradients / grad_scale, or none where found_inf is 1. All stays on the device."""
+    def step(self, lr: float, grad_scale: Tensor, skip: Tensor) -> None:
+        """One update by the gradients / grad_scale, or none where `skip` is 1. All stays on the device."""
         for group, (exp_avg, exp_avg_sq, steps) in zip(self.groups, self.moments, strict=True):
-            torch._foreach_add_(steps, 1 - self.found_inf)
+            torch._foreach_add_(steps, 1 - skip)
             torch._fused_adamw_(
                 [own_part(p) for p in group["params"]], self.gradients(group["params"]), exp_avg, exp_avg_sq, [], steps,
                 lr=lr, beta1=self.cfg.beta1, beta2=self.cfg.beta2, weight_decay=group["weight_decay"], eps=self.cfg.eps,
-                amsgrad=False, maximize=False, grad_scale=grad_scale, found_inf=self.found_inf,
+                amsgrad=False, maximize=False, grad_scale=grad_scale, found_inf=skip,
             )  # fmt: skip
 
 
@@ -63,21 +64,27 @@ def own_part(t: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def guarded_update(optimizer: AdamW, *, loss: Tensor, lr: float, clip: float) -> Tensor:
+def guarded_update(optimizer: AdamW, *, loss: Tensor, lr: float, clip: float, spikes: Spikes | None = None) -> Tensor:
     """Clips, updates unless the loss or the gradient is, or ever was, non-finite, and frees the gradients.
 
     Nothing here waits for the device, but on Metal. Returns the gradient's norm before clipping, shape (), and leaves
     the verdict in `optimizer.found_inf`, which stays 1 once it is: the weights remain those before the first bad step.
+    A step that `spikes` finds to stand out makes no update either.
     """
     gradients = optimizer.gradients(optimizer.params)
     norm = optimizer.world.norm(nn.utils.get_total_norm(gradients))
-    optimizer.found_inf.logical_or_(~torch.isfinite(loss + norm))
+    skip = optimizer.found_inf.logical_or_(~torch.isfinite(loss + norm))
+    if spikes:
+        stands_out = spikes.stands_out(loss, norm)
+        skip = torch.max(skip, stands_out)
+        if spikes.stop:
+            optimizer.found_inf.copy_(skip)
     scale = (norm / (clip or math.inf)).clamp(min=1)  # the fused kernel divides by it, which saves a pass
     if norm.device.type != "mps":
-        optimizer.step(lr, scale)
-    elif not optimizer.found_inf:  # Metal's fused kernel looks at neither
+        optimizer.step(lr, scale, skip)
+    elif not skip:  # Metal's fused kernel looks at neither
         torch._foreach_div_(gradients, scale)
-        optimizer.step(lr, torch.ones_like(scale))
+        optimizer.step(lr, torch.ones_like(scale), skip)
     for p in optimizer.params:
         p.grad = None
     return norm

@@ -18,7 +18,7 @@ from files import write_json, write_text
 from model.gpt import GPT
 from model.init import keyed_generator
 from training import checkpoint
-from training.config import Compile, WandbMode
+from training.config import Compile, OnSpike, WandbMode
 from training.device import compiled
 from training.distributed import ALONE, World
 from training.environment import utc_now
@@ -26,13 +26,16 @@ from training.folder import folder_of, plain, with_history
 from training.optim import AdamW, guarded_update
 from training.sample import sample_text
 from training.schedule import lr_at
+from training.spikes import Spikes
 from training.timing import WARMUP_STEPS, core_waits, now, peak_flops
 from training.tracker import Silent, Tracker, cut_metrics
 from training.wandb_page import new_run_id, start_wandb
 
+NUMBERS = ("train/loss", "train/grad_norm", "train/spike")
+
 
 class Diverged(UserError):
-    """A loss or gradient of `run` that is not finite; its weights are those before it."""
+    """A loss or gradient of `run` that is not finite, or a spike; its weights are those before it."""
 
     exit_code = 1
 
@@ -55,15 +58,18 @@ class Run:
         self.loss = world.spread(self.model, compiled(self.model, self.device, cfg.compile, cfg.compile_mode))
         self.optimizer = AdamW(self.model, cfg.optim, world)
         self.peak_flops = peak_flops(self.device, cfg.dtype)
+        on_spike = cfg.train.on_spike
+        watching = on_spike != OnSpike.ignore
+        self.spikes = Spikes(cfg.train.spike_sigma, self.device, stop=on_spike == OnSpike.stop) if watching else None
         self.best_val_loss: float | None = None
         self.val_loss = math.nan
         self.wandb_id = new_run_id()
-        self.pending: list[tuple[dict, Tensor, Tensor]] = []
+        self.pending: list[tuple[dict, list[Tensor]]] = []
         self.losses: list[float] = []
         self.step_ms: list[float] = []  # NaN where undisturbed_ms is
         self.n_timed = 0
-        state = checkpoint.optim_tensors(self.model, self.optimizer) | checkpoint.model_tensors(self.model)
-        self.own_bytes = sum(t.nbytes for t in state.values())  # held between steps, as a twin holds its own
+        # held between steps, as a twin holds its own
+        self.own_bytes = sum(t.nbytes for named in self.tensors().values() for t in named.values())
         self.peak_memory_mib: float | None = None
         self.tracker = Silent()
         self.summary: dict = {"status": "failed"}  # until it is summed up
@@ -91,11 +97,11 @@ class Run:
         self.world.beat()
         began = self._start_clock()
         lr = self.lr_at(step)
-        loss, norm = self._update(step, x, y, lr)
+        numbers = self._update(step, x, y, lr)
         n_tokens = x.numel() * self.world.size
         record = {"step": step + 1, "tokens": (step + 1) * n_tokens, "train/lr": lr, "time/data_ms": data_ms}
         record |= self._stop_clock(began, n_tokens)
-        self.pending.append((record, loss, norm))
+        self.pending.append((record, numbers))
 
     def ms_by(self, clock: Callable[[], float], step: int, x: Tensor, y: Tensor) -> float:
         """Milliseconds, by `clock`, that such a step takes on a CPU at a learning rate of 0; it is not recorded."""
@@ -103,8 +109,11 @@ class Run:
         self._update(step, x, y, 0.0)
         return 1e3 * (clock() - began)
 
-    def _update(self, step: int, x: Tensor, y: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        """Loss and gradient norm before the update, on the device: those of the whole batch, over its targets."""
+    def _update(self, step: int, x: Tensor, y: Tensor, lr: float) -> list[Tensor]:
+        """Loss and gradient norm before the update, on the device: those of the whole batch, over its targets.
+
+        With train.on_spike a third number is 1 where the step stood out, and 0 otherwise.
+        """
         cfg, world = self.cfg, self.world
         self.model.train()
         if cfg.compile_mode != "default":
@@ -119,7 +128,9 @@ class Run:
                     part_loss = self.loss(xs, ys) * ((ys != IGNORED_TARGET).sum() / n_targets)
                 (part_loss * world.size).backward()  # for gradients become the mean of the processes'
             loss += part_loss.detach()
-        return world.sum(loss), guarded_update(self.optimizer, loss=loss, lr=lr, clip=cfg.train.grad_clip)
+        world.sum(loss)
+        norm = guarded_update(self.optimizer, loss=loss, lr=lr, clip=cfg.train.grad_clip, spikes=self.spikes)
+        return [loss, norm, *([self.spikes.latest] if self.spikes else [])]
 
     def lr_at(self, step: int) -> float:
         o = self.cfg.optim
@@ -159,29 +170,34 @@ class Run:
         """Reads the pending losses and norms from the device and records them, up to the first that is not finite."""
         records = []
         if self.pending:
-            pending, losses, norms = zip(*self.pending, strict=True)
+            pending, numbers = zip(*self.pending, strict=True)
             self.pending = []
-            for record, loss, norm in zip(
-                pending, torch.stack(losses).tolist(), torch.stack(norms).tolist(), strict=True
-            ):
-                records.append(record | {"train/loss": loss, "train/grad_norm": norm})
-                if not math.isfinite(loss + norm):
+            for record, values in zip(pending, torch.stack([torch.stack(n) for n in numbers]).tolist(), strict=True):
+                records.append(record | dict(zip(NUMBERS, values, strict=False)))
+                if self.ends_at(records[-1]):
                     break  # no update was made from here on
         self.losses += [record["train/loss"] for record in records]
         self.step_ms += [undisturbed_ms(record) for record in records]
         self.tracker.log(records)
         return records
 
-    def check_finite(self, records: list[dict]) -> None:
-        """Ends the run where a loss or gradient was not finite: no update was made from there on."""
+    def ends_at(self, record: dict) -> str | None:
+        """What is wrong with a step after which no update was made, in words."""
+        loss, norm = record["train/loss"], record["train/grad_norm"]
+        if not math.isfinite(loss + norm):
+            return "diverged"
+        return "spiked" if record.get("train/spike") and self.spikes.stop else None
+
+    def check(self, records: list[dict]) -> None:
+        """Ends the run where a loss or gradient was not finite, or was a spike to stop at."""
         for record in records:
-            loss, norm = record["train/loss"], record["train/grad_norm"]
-            if not math.isfinite(loss + norm):
+            if what := self.ends_at(record):
+                self.writer.wait()
                 kept = checkpoint.steps_saved(self.checkpoints)
                 raise Diverged(
-                    f"{self.label} diverged at step {record['step']}: loss {loss}, gradient norm {norm}, learning rate "
-                    f"{record['train/lr']:.3g}. That update was not made. Last checkpoint: "
-                    f"{checkpoint.step_folder(self.checkpoints, kept[-1]) if kept else 'none'}. "
+                    f"{self.label} {what} at step {record['step']}: loss {record['train/loss']}, gradient norm "
+                    f"{record['train/grad_norm']}, learning rate {record['train/lr']:.3g}. That update was not made. "
+                    f"Last checkpoint: {checkpoint.step_folder(self.checkpoints, kept[-1]) if kept else 'none'}. "
                     "A lower optim.lr or a longer optim.warmup usually helps",
                     self,
                 )
@@ -254,14 +270,15 @@ class Run:
         self.wandb_id = wandb_run.id
         return WandbMode.offline if wandb_run.offline else mode
 
+    def tensors(self) -> dict[str, checkpoint.Tensors]:
+        """All that a step changes, by file and name."""
+        moments = checkpoint.optim_tensors(self.model, self.optimizer) | (self.spikes.state if self.spikes else {})
+        return {"model": checkpoint.model_tensors(self.model), "optim": moments}
+
     def save(self, step: int) -> None:
         """Has a checkpoint after `step` steps written, once what was recorded up to there is on the disk."""
-        tensors = {
-            "model": checkpoint.model_tensors(self.model),
-            "optim": checkpoint.optim_tensors(self.model, self.optimizer),
-        }
         state = {"step": step, "best_val_loss": self.best_val_loss, "wandb_id": self.wandb_id}
-        self._write(checkpoint.step_folder(self.checkpoints, step), tensors, state | {"config": plain(self.cfg)})
+        self._write(checkpoint.step_folder(self.checkpoints, step), self.tensors(), state | {"config": plain(self.cfg)})
 
     def prune(self) -> None:
         """Has the oldest checkpoints beyond checkpoint.keep removed, once all that are being written are whole."""
@@ -296,13 +313,18 @@ class Run:
             raise checkpoint.CorruptCheckpoint(f"{self.folder}/metrics.jsonl lacks steps before it")
         return found
 
+    def init_from(self, path: Path) -> None:
+        """Takes the weights of a checkpoint or run; UserError where it has another shape or another tokenizer."""
+        folder, state = checkpoint.find(path, self.world)
+        theirs, ours = state.get("tokenizer"), self.data.record["tokenizer"]
+        if theirs not in (None, ours) and not self.cfg.force:
+            raise UserError(f"{folder} was trained on other tokens ({theirs} there, {ours} here); force=true takes it")
+        checkpoint.restore(folder, {"model": checkpoint.model_tensors(self.model)})
+        self.world.say(f"{self.label} begins with the weights of {folder}, step {state['step']}")
+
     def restore(self, folder: Path, state: dict) -> None:
         """Puts the run where it was when `save` wrote the checkpoint, and cuts its metrics there."""
-        tensors = {
-            "model": checkpoint.model_tensors(self.model),
-            "optim": checkpoint.optim_tensors(self.model, self.optimizer),
-        }
-        checkpoint.restore(folder, tensors)
+        checkpoint.restore(folder, self.tensors())
         self.best_val_loss, self.wandb_id = state["best_val_loss"], state["wandb_id"]
 
         def curves() -> tuple[list[float], list[float]]:

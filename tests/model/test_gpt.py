@@ -191,3 +191,23 @@ def test_triton_kernels_do_not_break_the_graph(norm):
     for name, p in model.named_parameters():
         assert torch.allclose(p.grad, eager[name], atol=1e-6), name
     torch.compiler.reset()
+
+
+def test_activation_checkpointing_changes_what_is_held_and_nothing_else():
+    gradients, held = [], []
+    for again in (False, True):
+        model = build(activation_checkpointing=again, dropout=0.1, n_layer=6)
+        storages = {}
+
+        def hold(t, storages=storages):
+            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        torch.manual_seed(0)
+        with torch.autograd.graph.saved_tensors_hooks(hold, lambda t: t):
+            loss = model(tokens(8), tokens(8))
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+        held.append(sum(storages.values()) - sum(p.nbytes for p in model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert held[1] < held[0] / 3

@@ -37,16 +37,47 @@ def test_divergence_stops_the_run_and_never_reaches_the_weights(small):
 def test_nothing_is_recorded_after_the_step_that_diverged(small, monkeypatch):
     update = training.run.guarded_update
 
-    def bad_once(optimizer, *, loss, lr, clip):
+    def bad_once(optimizer, *, loss, lr, **rest):
         if lr == pytest.approx(lr_at(6, peak=1e-3, floor=1e-4, warmup=4, total=20)):
             loss.fill_(math.nan)
-        return update(optimizer, loss=loss, lr=lr, clip=clip)
+        return update(optimizer, loss=loss, lr=lr, **rest)
 
     monkeypatch.setattr(training.run, "guarded_update", bad_once)
     cfg = small("train.log_every=20", "train.eval_every=20")
     with pytest.raises(Diverged, match="diverged at step 7"):
         program.train([cfg])
     assert [r["step"] for r in metrics(Path(cfg.runs_dir) / "run") if "train/loss" in r] == list(range(1, 8))
+
+
+@pytest.fixture
+def one_spike(monkeypatch):
+    """Step 71 has a gradient a thousand times as large as it was."""
+    update = training.run.guarded_update
+
+    def spiked(optimizer, *, lr, **rest):
+        if lr == lr_at(70, peak=1e-3, floor=1e-4, warmup=4, total=80):
+            for p in optimizer.params:
+                p.grad *= 1e3
+        return update(optimizer, lr=lr, **rest)
+
+    monkeypatch.setattr(training.run, "guarded_update", spiked)
+
+
+def test_a_spike_is_left_out_where_asked(small, one_spike):
+    overrides = ["train.steps=80", "train.on_spike=skip"]
+    straight = run(small(*overrides, "name=straight"))
+    assert [r["step"] for r in metrics(straight) if r.get("train/spike")] == [71]
+    assert weights(straight, 80)["embedding.weight.step"] == 79
+    run(small(*overrides, "train.stop_at=70"))
+    assert metrics(run(small(*overrides, "resume=true"))) == metrics(straight)
+
+
+def test_a_spike_ends_the_run_where_asked(small, one_spike):
+    cfg = small("train.steps=80", "train.on_spike=stop", "train.log_every=80", "checkpoint.every=70")
+    with pytest.raises(Diverged, match=r"spiked at step 71: .*step_00000070"):
+        program.train([cfg])
+    folder = Path(cfg.runs_dir) / "run"
+    assert [r["step"] for r in metrics(folder) if "train/loss" in r][-1] == 71
 
 
 def test_no_space_left_names_the_file_and_keeps_what_was_saved(small, monkeypatch):
