@@ -244,7 +244,11 @@ def joined(cfg) -> Iterator[World]:
     cuda = cfg.device in (Device.auto, Device.cuda) and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=cfg.dist.timeout_s))
+    timeout = timedelta(seconds=cfg.dist.timeout_s)
+    store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+    # torchrun without --rdzv-backend=c10d keeps its store on a restart, with the addresses of processes that are gone
+    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield Group(cfg.dist, strategy, "cuda" if cuda else "cpu")
     finally:

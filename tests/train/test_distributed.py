@@ -1,6 +1,10 @@
 """One run on 1 process, on 2 that each hold the model, and on 2 that hold it between them: the same numbers."""
 
+import errno
+import itertools
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -9,9 +13,10 @@ import torch
 import train as program
 from data.loader import TrainBatches
 from errors import UserError
+from model.gpt import GPT
 from tests.train.ranks import train_on
 from tests.train.runs import metrics, run, same
-from training import checkpoint
+from training import checkpoint, watchdog
 from training.run import Run
 
 STRATEGIES = ["ddp", "fsdp"]
@@ -153,3 +158,76 @@ def test_what_cannot_be_shared_is_refused_once(small, size, overrides, message):
 def test_ddp_without_torchrun_is_refused(small):
     with pytest.raises(UserError, match="torchrun --nproc_per_node=2"):
         program.train([small("dist.strategy=ddp")])
+
+
+def infinite_on_rank_1(rank: int) -> None:
+    """Step 8 has a loss on rank 1 that is not finite."""
+    if rank == 1:
+        whole = GPT.forward
+        calls = itertools.count()
+
+        def broken(self, tokens, targets=None):
+            loss = whole(self, tokens, targets)
+            return loss * torch.inf if self.training and next(calls) == 7 else loss
+
+        GPT.forward = broken
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_with_one_message(small, strategy):
+    cfg = small(f"dist.strategy={strategy}", "checkpoint.every=5")
+    statuses, printed = train_on(2, cfg, prepare=infinite_on_rank_1)
+    assert statuses == [1, 1], printed
+    assert "error: layernorm-pre diverged at step 8" in printed[0]
+    assert printed[1] == ""
+    summary = json.loads((Path(cfg.runs_dir) / "run" / "summary.json").read_text())
+    assert summary["status"] == "diverged"
+
+
+def sleeps_on_rank_1(rank: int) -> None:
+    if rank == 1:
+        whole = TrainBatches.__call__
+        TrainBatches.__call__ = lambda self, step, *share: time.sleep(1000 * (step == 8)) or whole(self, step, *share)
+
+
+def test_a_rank_that_hangs_is_named_with_its_place(small):
+    statuses, printed = train_on(2, small("dist.timeout_s=3"), prepare=sleeps_on_rank_1)
+    assert statuses == [watchdog.EXIT] * 2, printed
+    said = "".join(printed)
+    assert said.count("no step was finished in 3 s: rank 1 is at tests/train/test_distributed.py:") == 1
+    assert "(<lambda>); the others wait for it" in said
+
+
+def disk_of_rank_1_is_full(rank: int) -> None:
+    if rank == 1:
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model-00002-of-00002.safetensors")
+
+        checkpoint.save_file = full
+
+
+def test_a_full_disk_of_one_rank_stops_all_and_keeps_what_was_saved(small):
+    cfg = small("dist.strategy=fsdp", "train.stop_at=10")
+    assert train_on(2, cfg)[0] == [0, 0]
+    cfg.train.stop_at, cfg.resume = None, True
+    statuses, printed = train_on(2, cfg, prepare=disk_of_rank_1_is_full)
+    assert statuses == [1, 1], printed
+    assert "no space left for model-00002" in printed[0]
+    saved = Path(cfg.runs_dir) / "run" / "checkpoints"
+    assert checkpoint.steps_saved(saved) == [10]
+    checkpoint.check(checkpoint.step_folder(saved, 10))
+    assert not list(saved.glob(".new*"))
+
+
+def test_a_missing_shard_is_named_and_the_checkpoint_before_taken(small):
+    cfg = small("dist.strategy=fsdp", "train.stop_at=10", "checkpoint.every=5")
+    assert train_on(2, cfg)[0] == [0, 0]
+    saved = Path(cfg.runs_dir) / "run" / "checkpoints"
+    (checkpoint.step_folder(saved, 10) / "optim-00002-of-00002.safetensors").unlink()
+    cfg.train.stop_at, cfg.resume = None, True
+    statuses, printed = train_on(2, cfg)
+    assert statuses == [0, 0], printed
+    assert "step 10 cannot be resumed from" in printed[0]
+    assert "optim-00002-of-00002" in printed[0]
+    assert "step 5 of 20" in printed[0]
