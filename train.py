@@ -82,7 +82,7 @@ def train_in(world: World, configs: list[Config]) -> float:
         world.together(lambda: stack.enter_context(claimed(folders)))
         trial = settle_compile(configs, data, batches, world.say)
         writer = Writer()
-        stack.callback(writer.wait)
+        stack.callback(writer.close)
         return train_claimed([Run(cfg, data, world, writer) for cfg in configs], batches, val, trial)
 
 

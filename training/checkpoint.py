@@ -125,6 +125,10 @@ class Writer:
         if self.last:
             self.last.result()
 
+    def close(self) -> None:
+        """Ends the thread, once all is done."""
+        self.thread.shutdown()
+
     def finish(self) -> None:
         """Waits for all jobs, and raises the error of the one that failed."""
         self.wait()
