@@ -294,6 +294,8 @@ def command(task: Callable[[list[Config]], float], after_sweep: AfterSweep | Non
         if multirun:  # argparse takes options on one side of a flag alone
             sys.argv[1:] = ["-m", *(arg for arg in sys.argv[1:] if arg not in ("-m", "--multirun"))]
         try:
+            if multirun and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+                raise UserError("torchrun starts the processes of one run, and -m several runs; call torchrun for each")
             check_overrides(sys.argv[1:])
         except UserError as error:
             sys.exit(explain(error))

@@ -24,7 +24,7 @@ def run_name(choices: dict[str, str], overrides: list[str], seed: int) -> str:
     for key, value in sorted(dict(o.lstrip("+~").partition("=")[::2] for o in overrides).items()):
         if key == "data.path":
             value = f"{Path(value).name}-{hashlib.sha256(value.encode()).hexdigest()[:6]}"
-        if key not in NOT_IN_NAME and not key.startswith(("wandb.", "hydra")):
+        if key not in NOT_IN_NAME and not key.startswith(("wandb.", "dist.", "hydra")):
             parts.append(f"{key}={value}")
     name = re.sub(r"[^\w.,=+-]+", "_", "-".join(parts))
     return name if len(name) <= 200 else f"{name[:187]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"

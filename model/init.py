@@ -28,6 +28,8 @@ def init_std(name: str, n_layer: int) -> float:
 def init_weights(model: nn.Module, *, seed: int, n_layer: int) -> None:
     """Draws matrices from a normal distribution; gains stay as their norm made them, biases at zero."""
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            continue  # a model that is only counted
         if parameter.ndim >= 2:
             draw: Tensor = torch.randn(parameter.shape, generator=keyed_generator(seed, name))
             parameter.copy_(draw * init_std(name, n_layer))

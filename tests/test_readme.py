@@ -12,12 +12,23 @@ from pathlib import Path
 import pytest
 
 from compare.figures import draw
-from scripts import bench_dispatch, bench_growth, bench_loss, bench_train, check_stats, compile_ahead
+from scripts import (
+    bench_dispatch,
+    bench_growth,
+    bench_loss,
+    bench_processes,
+    bench_train,
+    check_resume,
+    check_stats,
+    compile_ahead,
+    plan,
+)
 from scripts.report import render
 from scripts.results import read
 from tests.conftest import ROOT
+from tests.train.ranks import free_port
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/cluster.md"))
 ROW_TABLES = {
     "results/kernels/compiled.json": lambda rows: compile_ahead.render([r for r in rows if r["target"] == "sm_90"]),
     "results/kernels/dispatch.json": bench_dispatch.render,
@@ -26,6 +37,9 @@ ROW_TABLES = {
     "results/cpu/train_10m.json": bench_train.render,
     "results/cpu/loss.json": bench_loss.render,
     "results/cpu/growth.json": bench_growth.render,
+    "results/cpu/processes.json": bench_processes.render,
+    "results/resume/kills.json": check_resume.render,
+    "results/plan/llama_7b.json": plan.render,
 }
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
@@ -64,12 +78,14 @@ def resolve(word: str, place: Path) -> str:
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith(("source", "make"))])
 def test_command(command, place, train_py):
     """Those of train.py but for the first run in this process: in one of their own they differ by nothing but time."""
-    python, script, *words = (resolve(word, place) for word in shlex.split(command))
-    assert python == "python"
-    if script == "train.py":
+    program, *words = (resolve(word, place) for word in shlex.split(command))
+    assert program in ("python", "torchrun")
+    if "train.py" in words:
         words += [*SHRUNK, f"runs_dir={place}/runs", f"data.cache_dir={place}/tokens"]
-    if script == "train.py" and command != "python train.py":
-        done = train_py(*words)
+    if program == "torchrun":
+        words = ["-m", "torch.distributed.run", f"--master_port={free_port()}", *words]
+    if words[0] == "train.py" and command != "python train.py":
+        done = train_py(*words[1:])
     else:
         environment = dict(os.environ)
         if "scripts.compile_ahead" in words:
@@ -77,10 +93,17 @@ def test_command(command, place, train_py):
             del environment["TRITON_INTERPRET"]  # under which nothing is compiled
         if "scripts.bench_train" in words:
             words += ["block=8", "batch=1", "norm=rmsnorm", "kernels=torch", "compile=eager"]
-        run = [sys.executable, script, *words]
+        run = [sys.executable, *words]
         done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_the_sweep_on_a_cluster_is_one_that_hydra_can_compose(train_py):
+    (block,) = [b for b in re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL) if "submitit_slurm" in b]
+    done = train_py(*shlex.split(block)[2:], "--cfg", "hydra")
+    assert done.returncode == 0, done.stderr
+    assert "max_num_timeout: 20" in done.stdout
 
 
 def test_make_train_runs_what_the_readme_says(place, train_py):

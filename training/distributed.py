@@ -49,6 +49,9 @@ class World:
         """Around a micro-batch's forward and backward: gradients travel after the last one alone."""
         return nullcontext()
 
+    def part(self, model: nn.Module) -> None:
+        """Has each process keep its part of the weights alone, after a forward pass that no backward one followed."""
+
     def sum(self, value: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         return value
@@ -117,12 +120,13 @@ class Group(World):
         if self.strategy == Strategy.fsdp:
             from torch.distributed.fsdp import fully_shard
 
-            for module in (*model.blocks, model):
-                fully_shard(module, mesh=self.mesh, reshard_after_forward=self.reshard, mp_policy=self.policy)
+            how = {"mesh": self.mesh, "mp_policy": self.policy}
+            for block in model.blocks:
+                fully_shard(block, reshard_after_forward=self.reshard, **how)
+            fully_shard(model, reshard_after_forward=False, **how)  # its backward pass begins with these weights
             return loss
-        with (
-            warnings.catch_warnings()
-        ):  # broadcast_buffers has a new name from torch 2.13 on, and 2.11 only the old one
+        with warnings.catch_warnings():
+            # torch 2.13 has another name for broadcast_buffers, which 2.11 does not know
             warnings.simplefilter("ignore", FutureWarning)
             return nn.parallel.DistributedDataParallel(loss, broadcast_buffers=False, gradient_as_bucket_view=True)
 
@@ -131,6 +135,11 @@ class Group(World):
             loss.set_requires_gradient_sync(not more)
             return nullcontext()
         return loss.no_sync() if more else nullcontext()
+
+    def part(self, model: nn.Module) -> None:
+        if self.strategy == Strategy.fsdp:
+            for module in (*model.blocks, model):
+                module.reshard()
 
     def sum(self, value: Tensor) -> Tensor:
         dist.all_reduce(value, group=None if value.device.type == "cuda" else self.control)
@@ -194,9 +203,9 @@ def _answer(value: T | None, error: Exception | None) -> T:
 
 
 def launch() -> str | None:
-    """What tells one call of torchrun from others, on restarts too; None without it."""
+    """The call of torchrun that started this process, the same after a restart; None without it."""
     given = os.environ.get("TORCHELASTIC_RUN_ID")
-    return f"{machine()}-{os.getppid()}" if given == "none" else given
+    return given and f"{given}-{machine()}-{os.getppid()}"
 
 
 def strategy_of(cfg: DistConfig) -> Strategy:
@@ -226,6 +235,8 @@ def check_shares(cfg: DistConfig, batch_size: int, accumulate: int) -> None:
             f"train.batch_size={batch_size} cannot be shared by {size} processes with train.accumulate={accumulate}: "
             f"take train.batch_size={near}, or start {', '.join(map(str, divisors))} processes"
         )
+    if strategy_of(cfg) != Strategy.fsdp and cfg != DistConfig(strategy=cfg.strategy, timeout_s=cfg.timeout_s):
+        raise UserError("dist.shard, dist.reshard and dist.gather are for dist.strategy=fsdp; leave them out")
     if cfg.shard is not None and size % cfg.shard:
         divisors = [n for n in range(1, size + 1) if size % n == 0]
         raise UserError(
@@ -237,10 +248,10 @@ def check_shares(cfg: DistConfig, batch_size: int, accumulate: int) -> None:
 def joined(cfg) -> Iterator[World]:
     """Connects this process with the others that torchrun started for the run `cfg`, until the context ends."""
     strategy = strategy_of(cfg.dist)
+    check_shares(cfg.dist, cfg.train.batch_size, cfg.train.accumulate)
     if strategy == Strategy.none:
         yield ALONE
         return
-    check_shares(cfg.dist, cfg.train.batch_size, cfg.train.accumulate)
     cuda = cfg.device in (Device.auto, Device.cuda) and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

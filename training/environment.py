@@ -62,10 +62,15 @@ def machine() -> str:
 
 
 def command() -> str:
-    """What was typed: python train.py ..., or python -m scripts.NAME ..."""
+    """What was typed: python train.py ..., or python -m scripts.NAME ..., or torchrun with either."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", spec.name] if spec and spec.name.startswith("scripts.") else [Path(sys.argv[0]).name]
-    return shlex.join(["python", *program, *sys.argv[1:]])
+    launcher = ["python"]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        machines = os.environ["GROUP_WORLD_SIZE"]
+        launcher = ["torchrun", *([f"--nnodes={machines}"] if machines != "1" else [])]
+        launcher.append(f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}")
+    return shlex.join([*launcher, *program, *sys.argv[1:]])
 
 
 def describe(device: "torch.device") -> dict:

@@ -217,6 +217,7 @@ class Run:
             with self.autocast(), self.uncompiled():
                 part = self.model(xs.to(self.device), ys.to(self.device)).item() * int((ys >= 0).sum())
             total += part if at < len(chunks) else 0
+        world.part(self.model)
         loss = world.sum(torch.tensor(total, dtype=torch.float64)).item() / n_tokens
         self.val_loss = loss
         n_bytes = int(torch.from_numpy(self.data.token_bytes)[y[y >= 0]].sum())
@@ -235,7 +236,9 @@ class Run:
         """n_chars of text from the model, after the validation split's first token."""
         with self.autocast(), self.uncompiled():
             prompt = [int(self.data.val[0])]
-            return sample_text(self.model, self.data.encoding, prompt, n_chars=n_chars, seed=self.cfg.seed)
+            text = sample_text(self.model, self.data.encoding, prompt, n_chars=n_chars, seed=self.cfg.seed)
+        self.world.part(self.model)
+        return text
 
     # folder and checkpoints
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 ROOT = str(Path(__file__).resolve().parent.parent)
-WAITING = (f"torch{os.sep}distributed", f"torch{os.sep}autograd")  # where a process stands that waits for others
+# where the main thread of a process stands that waits for others, or for its GPU, which does
+WAITING = ("torch/distributed", "torch/autograd", "training/distributed.py", "training/timing.py")
 ANSWER_S = 3
 EXIT = 70
 """Exit status: sysexits.h's "software error"."""
@@ -81,5 +82,5 @@ class Watchdog:
         stack = traceback.extract_stack(sys._current_frames()[self.main])
         ours = [f for f in stack if f.filename.startswith(ROOT) and "site-packages" not in f.filename]
         last = (ours or stack)[-1]
-        waits = any(place in frame.filename for frame in stack for place in WAITING)
+        waits = any(place in Path(frame.filename).as_posix() for frame in stack for place in WAITING)
         return waits, f"{os.path.relpath(last.filename, ROOT)}:{last.lineno} ({last.name})"

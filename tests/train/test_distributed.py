@@ -15,7 +15,7 @@ from data.loader import TrainBatches
 from errors import UserError
 from model.gpt import GPT
 from tests.train.ranks import train_on
-from tests.train.runs import metrics, run, same
+from tests.train.runs import COMPILED, metrics, run, same
 from training import checkpoint, watchdog
 from training.run import Run
 
@@ -31,13 +31,26 @@ def validation(folder: Path) -> list[float]:
     return [r["val/loss"] for r in metrics(folder) if "val/loss" in r]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("size", "accumulate"), [(2, 1), (2, 2), (4, 1)])
-def test_any_number_of_processes_gives_the_same_losses(small, strategy, size, accumulate):
+@pytest.mark.parametrize(
+    ("size", "accumulate", "how"),
+    [
+        (2, 1, ["dist.strategy=ddp"]),
+        (2, 2, ["dist.strategy=ddp"]),
+        (4, 1, ["dist.strategy=ddp", "model.activation_checkpointing=true"]),
+        (2, 1, ["dist.strategy=fsdp"]),
+        (2, 2, ["dist.strategy=fsdp", "model.activation_checkpointing=true"]),
+        (2, 2, ["dist.strategy=fsdp", "dist.reshard=false"]),
+        (4, 1, ["dist.strategy=fsdp", "dist.shard=2"]),
+        pytest.param(2, 1, ["dist.strategy=ddp", "compile=full"], marks=COMPILED),
+        pytest.param(2, 1, ["dist.strategy=fsdp", "compile=block"], marks=COMPILED),
+    ],
+)
+def test_any_number_of_processes_gives_the_same_losses(small, size, accumulate, how):
     # 13 validation blocks, of which no two or four processes have equally many
-    overrides = ["train.eval_tokens=416", "model.dropout=0.1"]
+    compiled = "compile=" in str(how)  # which draws its dropout by another generator
+    overrides = ["train.eval_tokens=416", f"model.dropout={0 if compiled else 0.1}"]
     one = run(small(*overrides, "name=one", f"train.accumulate={size * accumulate}"))
-    cfg = small(*overrides, "name=many", f"dist.strategy={strategy}", f"train.accumulate={accumulate}")
+    cfg = small(*overrides, "name=many", *how, f"train.accumulate={accumulate}")
     statuses, printed = train_on(size, cfg)
     assert statuses == [0] * size, printed
     many = Path(cfg.runs_dir) / "many"
@@ -145,6 +158,7 @@ def test_twins_train_in_lockstep_on_several_processes(small):
         (2, ["train.accumulate=4"], "take train.batch_size=8, or start 1 processes"),
         (2, ["dist.strategy=fsdp", "dist.shard=3"], "dist.shard=3 does not divide 2 processes; these do: 1, 2"),
         (2, ["dist.strategy=fsdp", "compile=full"], "choose compile=block"),
+        (2, ["dist.shard=2"], "are for dist.strategy=fsdp"),
         (2, ["data.path=/nowhere"], "is no file or folder"),
     ],
 )
@@ -153,6 +167,13 @@ def test_what_cannot_be_shared_is_refused_once(small, size, overrides, message):
     assert statuses == [2] * size, printed
     assert message in printed[0]
     assert printed[1:] == [""] * (size - 1)
+
+
+def test_a_sweep_under_torchrun_is_refused(train_py, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = train_py("-m", "seed=1,2")
+    assert done.returncode == 2
+    assert "call torchrun for each" in done.stderr
 
 
 def test_ddp_without_torchrun_is_refused(small):

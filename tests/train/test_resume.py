@@ -1,6 +1,7 @@
 """A run that was stopped goes on as if it had not been, from the newest whole checkpoint, and only on the same data."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import train as program
 from errors import UserError
 from tests.train.runs import COMPILED, MODES, metrics, run, same, weights
 from training import checkpoint
+from training.run import Run, resume
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -63,6 +65,28 @@ def test_a_corrupt_checkpoint_is_passed_over(small, capsys):
     (folder / "summary.json").unlink()
     with pytest.raises(UserError, match="no whole checkpoint"):
         program.train([small("resume=true")])
+
+
+def test_a_checkpoint_damaged_anywhere_is_never_loaded(small):
+    folder = run(small("checkpoint.every=5", "train.stop_at=10"))
+    newest, rng = checkpoint.step_folder(folder / "checkpoints", 10), random.Random(0)
+    files = sorted(newest.iterdir())
+    for n in range(400):
+        path = rng.choice(files)
+        whole = path.read_bytes()
+        at = rng.randrange(len(whole))
+        changed = whole[:at] if n < 200 else whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :]
+        path.write_bytes(changed)
+        with pytest.raises(checkpoint.CorruptCheckpoint):
+            checkpoint.check(newest)
+        if n % 40 == 0:  # the whole way
+            cfg = small("resume=true", "kernels=torch")
+            resumed = Run(cfg, program.open_tokens(cfg.data))
+            assert resume([resumed]) == 5
+            assert same(resumed.tensors()["model"] | resumed.tensors()["optim"], weights(folder, 5))
+            (folder / "checkpoints" / "unused_step_00000010").rename(newest)
+        path.write_bytes(whole)
+    checkpoint.check(newest)
 
 
 def test_each_process_that_worked_on_a_run_is_on_record(small, capsys):

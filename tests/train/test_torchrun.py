@@ -30,7 +30,7 @@ def torchrun(tmp_path, text_file):
     def start(*words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
         command += [*launcher, "train.py", *base, *words]
-        env = os.environ | {"PYTHONUNBUFFERED": "1"}
+        env = os.environ | {"PYTHONUNBUFFERED": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
@@ -98,12 +98,13 @@ def test_a_rank_that_hangs_is_named(torchrun):
     err = process.communicate(timeout=120)[1]
     assert process.returncode != 0
     assert "error: no step was finished in 5 s: rank 1 does not answer; the others wait for it" in err
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 40
 
 
-@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGUSR1, True)])
 def test_a_signal_saves_on_all_ranks_at_one_step(torchrun, tmp_path, number, to_all):
-    process = torchrun("train.steps=100000", "name=run", "dist.strategy=fsdp")
+    handled = ("--signals-to-handle=SIGTERM,SIGINT,SIGUSR1",)
+    process = torchrun("train.steps=100000", "name=run", "dist.strategy=fsdp", launcher=handled)
     until(process, "step 30/")
     if to_all:  # as a terminal does
         for n in (0, 1):
