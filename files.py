@@ -2,14 +2,18 @@
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Whole or not at all, be it a power cut that ends it."""
     aside = path.with_name(f".new-{path.name}")
-    aside.write_text(text, encoding="utf-8")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(path)
 
 

@@ -35,7 +35,7 @@ from training.distributed import ALONE, World, joined, launch
 from training.environment import command as typed_command
 from training.environment import describe
 from training.feed import Feed
-from training.folder import check_data, check_folder, claimed, finished_summary, folder_of, restarted
+from training.folder import check_folder, claimed, finished_summary, folder_of
 from training.one_thread import STEPS, needed, time_by_one_thread
 from training.optim import parameter_groups
 from training.run import Diverged, Run, resume
@@ -57,8 +57,6 @@ def train(configs: list[Config]) -> float:
 def settled(configs: list[Config]) -> list[Config]:
     """The configs of runs that may begin here, without any `auto` that can be settled by now."""
     for cfg in configs:
-        if restarted(cfg):
-            cfg.resume, cfg.overwrite = True, False
         check_folder(cfg)
         settle(cfg)
     return configs
@@ -69,12 +67,12 @@ def train_in(world: World, configs: list[Config]) -> float:
     make_deterministic(configs[0].device, configs[0].deterministic)
     keep_freed_memory()
     data = world.in_turn(lambda: open_tokens(configs[0].data, world.say))
-    world.together(lambda: [check_data(cfg, data.record) for cfg in configs])
-    done = world.together(lambda: [finished_summary(cfg) for cfg in configs])
+    records = world.gathered(lambda: data.record)
+    done = world.together(lambda: [finished_summary(cfg, records) for cfg in configs])
     folders = [folder_of(cfg) for cfg in configs]
     if all(done):
         world.say(f"{' and '.join(cfg.name for cfg in configs)}: finished before")
-        world.together(lambda: report(configs[0], done, folders))
+        world.together(lambda: report(configs[0], done, folders), patient=True)
         return done[0]["val/loss"]
 
     batches, val = build_batches(configs[0], data)
@@ -134,7 +132,8 @@ def train_claimed(
             n_chars = 0 if signal else cfg.train.sample_chars
             written = [run.sample(n_chars) for run in runs] if n_chars else []
             samples = dict(zip(labels(runs), written, strict=False))
-            world.together(lambda: report(cfg, summaries, [run.folder for run in runs], samples, runs[0].tracker))
+            folders, tracker = [run.folder for run in runs], runs[0].tracker
+            world.together(lambda: report(cfg, summaries, folders, samples, tracker), patient=True)
     if not finished:
         world.say(f"stopped and saved after step {len(runs[0].losses)}; to go on:\n  {resume_command()}")
     if signal:
@@ -174,8 +173,7 @@ def labels(runs: list[Run]) -> list[str]:
 
 
 def announce(runs: list[Run], start: int) -> None:
-    cfg, data, world = runs[0].cfg, runs[0].data, runs[0].world
-    say = world.say
+    cfg, data, world, say = runs[0].cfg, runs[0].data, runs[0].world, runs[0].world.say
     for run, label in zip(runs, labels(runs), strict=True):
         decayed, rest = (sum(p.numel() for p in g["params"]) for g in parameter_groups(run.model, run.cfg.optim))
         say(f"{label}: {run.model.num_params():,} parameters, {decayed:,} decayed and {rest:,} not")

@@ -163,7 +163,7 @@ def explain(error: Exception) -> int | None:
     rank = os.environ.get("RANK", "0")
     if rank == "0":
         print(f"error: {message}", file=sys.stderr)
-    elif not isinstance(error, UserError):  # the first process says what all of them were told
+    elif not (isinstance(error, UserError) or getattr(error, "shared", False)):  # else the first process says it
         print(f"error: rank {rank}: {message}", file=sys.stderr)
     return status
 

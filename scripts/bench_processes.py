@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
 
-from compare.stats import step_time_ratio
+from compare.stats import median_interval
 from configs.cli import to_config
 from configs.schema import Config, register
 from data.tokens import open_tokens
@@ -62,6 +62,7 @@ def block(run: Run, batches: Callable, world: World, save: str = "") -> float:
             run.save(1)
             if save == "waiting":
                 run.writer.finish()
+    run.writer.wait()  # what is not written by the next one would be waited for there
     return 1e3 * (time.perf_counter() - began) / STEPS
 
 
@@ -81,9 +82,9 @@ def rows(ms: dict[str, list[float]], tokens: int, against: str) -> list[dict]:
     for name, times in ms.items():
         p10, median, p90 = np.percentile(times, [10, 50, 90])
         row = {"case": name, "ms": median, "ms_p10": p10, "ms_p90": p90, "tokens_per_s": tokens / median * 1e3}
-        ratio = step_time_ratio(np.array(ms[against]), np.array(times)) if name != against else None
-        low, high = ratio.interval if ratio else (None, None)
-        row |= {"against": against, "ratio": ratio and ratio.median, "low": low, "high": high}
+        ratios = np.array(times) / ms[against]
+        low, high = median_interval(ratios) or (None, None) if name != against else (None, None)
+        row |= {"against": against, "ratio": float(np.median(ratios)), "low": low, "high": high}
         found.append({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
     return found
 
@@ -91,7 +92,7 @@ def rows(ms: dict[str, list[float]], tokens: int, against: str) -> list[dict]:
 def render(rows: list[dict]) -> str:
     lines = [["", "ms/step", "p10", "p90", "tokens/s", "step time over that of", "", "95 %"]]
     for r in rows:
-        ratio = [f"{r['ratio']:.3f}", f"{r['low']:.3f} to {r['high']:.3f}"] if r["ratio"] else ["-", "-"]
+        ratio = [f"{r['ratio']:.3f}", f"{r['low']:.3f} to {r['high']:.3f}" if r["low"] else "-"]
         times = [f"{r[key]:.1f}" for key in ("ms", "ms_p10", "ms_p90")]
         lines.append([r["case"], *times, f"{r['tokens_per_s']:,.0f}", r["against"], *ratio])
     return table(lines)

@@ -37,7 +37,6 @@ OVERRIDES = [
     "train.eval_tokens=256", "train.eval_every=10", "train.log_every=4", "train.sample_chars=0", "checkpoint.every=3",
     "optim.warmup=4",
 ]  # fmt: skip
-SECONDS = 1.5  # that an undisturbed run takes, about
 PLACES = {  # what a run does again and again: where it is, and how many times a run does it, about
     "step": (run, "guarded_update", 60),
     "record": (tracker.json, "dumps", 80),
@@ -111,12 +110,15 @@ def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def killed(cfg: Config, rng: random.Random, share: float) -> str | None:
-    """Starts or resumes a run, of which about `share` is left, and has it killed; says where. None if it was done."""
+def killed(cfg: Config, rng: random.Random, share: float, seconds: float) -> str | None:
+    """Starts or resumes a run, of which about `share` of so many seconds is left, and has it killed; says where.
+
+    None if it was done.
+    """
     place = where = rng.choice(["any time", *PLACES])
     if place == "any time":
         pid = forked(cfg)
-        time.sleep(rng.uniform(0, share * SECONDS))
+        time.sleep(rng.uniform(0, share * seconds))
         os.kill(pid, signal.SIGKILL)
     else:
         when, call = rng.choice(["before", "amid", "after"]), rng.randint(1, max(1, int(share * PLACES[place][2])))
@@ -158,12 +160,13 @@ def main(options: Options) -> None:
             configs = [
                 to_config(compose("train", [*OVERRIDES, *data, f"name={name}", "resume=true"])) for name in names
             ]
+        began = time.monotonic()
         if status := ended(forked(configs[0])):
             raise UserError(f"the undisturbed run failed with exit status {status}")
-        expected = outcome(Path(folder) / "undisturbed")
+        seconds, expected = time.monotonic() - began, outcome(Path(folder) / "undisturbed")
         for n, cfg in enumerate(configs[1:]):
             shares = [1 - k / options.kills for k in range(options.kills)]
-            places = list(itertools.takewhile(bool, (killed(cfg, rng, share) for share in shares)))
+            places = list(itertools.takewhile(bool, (killed(cfg, rng, share, seconds) for share in shares)))
             if status := ended(forked(cfg)):
                 raise UserError(f"{cfg.name} failed with exit status {status}: {log_of(cfg).read_text()}")
             ours = outcome(Path(folder) / cfg.name)

@@ -56,7 +56,8 @@ def plan(options: Options) -> list[dict]:
         ("gradients", "4 N / shard", 4 * mine),
         ("AdamW's moments", "8 N / shard", 8 * mine),
         ("gathered: two blocks, embedding, head", "b (2 n + r)", b * (2 * block + rest)),
-        ("their gradients, before they are shared out", "4 (n + r)", 4 * (block + rest)),
+        ("gradients of all micro-batches but the last", "4 N, where accumulate > 1", 4 * n * (options.accumulate > 1)),
+        ("gradients of a block, embedding and head", "4 (n + r)", 4 * (block + rest)),
         ("what each block begins with: stream, branch", "(4 + 2) L s T C", 6 * cfg.n_layer * positions * cfg.n_embd),
         ("logits held at once, in eager steps", "4 min(s T V, 2^28)", 4 * logits),
     ]  # fmt: skip

@@ -65,7 +65,7 @@ def place(tmp_path_factory) -> Path:
 
 def resolve(word: str, place: Path) -> str:
     """A word of a command with the README's paths replaced by those of the test."""
-    if word.startswith(("run=runs/", "baseline=runs/")):
+    if word.startswith(("run=runs/", "baseline=runs/", "init_from=runs/")):
         key, name = word.split("=runs/")
         return f"{key}={min((place / 'runs').glob(name + '*'))}"
     if word.startswith("runs/"):

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,7 @@ from training.distributed import ALONE, World
 from training.optim import AdamW, own_part
 
 Tensors = dict[str, Tensor]
+OPTIONAL = "spikes."  # names that a checkpoint may lack, or hold in vain: train.on_spike was off, or is
 
 
 class CorruptCheckpoint(Exception):
@@ -51,7 +53,7 @@ def restore(folder: Path, into: dict[str, Tensors]) -> None:
 
     UserError where any is missing, extra or misshapen.
     """
-    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+    from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, load
 
     saved = HuggingFaceStorageReader(str(folder)).read_metadata()
     shapes = {stem: {} for stem in into}
@@ -61,12 +63,18 @@ def restore(folder: Path, into: dict[str, Tensors]) -> None:
             shapes[stem][index.fqn] = tuple(saved.state_dict_metadata[index.fqn].size)
     for stem, theirs in shapes.items():
         ours = {name: tuple(t.shape) for name, t in into[stem].items()}
+        for name in {n for n in ours.keys() ^ theirs.keys() if n.startswith(OPTIONAL)}:
+            (ours if name in ours else theirs).pop(name)
+            into[stem].pop(name, None)
         if differing := sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)):
             raise UserError(f"{folder} holds another model; {len(differing)} tensors differ, first {differing[0]}")
     whole = {name: t for named in into.values() for name, t in named.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # no_dist=True: each reads by itself
-        load(whole, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        try:
+            load(whole, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        except CheckpointException as e:  # no Exception, but a BaseException
+            raise UserError(f"{folder} cannot be read: {next(iter(e.failures.values()))[0]}") from e
 
 
 def _digest(path: Path) -> str:
@@ -92,8 +100,8 @@ def _old(folder: Path) -> Path:
 def _replace(folder: Path, by: Path) -> None:
     """Renames `by` to `folder`; an old folder of that name goes once the new one stands."""
     old = _old(folder)
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
+    if folder.exists():  # else an old one may be all there is
+        shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     by.rename(folder)
     _sync(folder.parent)
@@ -104,7 +112,8 @@ class Writer:
     """Does jobs in a thread of its own, one after another, and none after one that failed."""
 
     def __init__(self):
-        self.thread, self.error, self.last = ThreadPoolExecutor(1), None, None
+        self.thread, self.last = ThreadPoolExecutor(1), None
+        self.error, self.told = None, False
 
     def add(self, job: Callable[[], object]) -> Future:
         self.last = self.thread.submit(self._do, job)
@@ -126,24 +135,32 @@ class Writer:
             self.last.result()
 
     def close(self) -> None:
-        """Ends the thread, once all is done."""
+        """Ends the thread, once all is done; says the error that `finish` did not raise, since another came first."""
         self.thread.shutdown()
+        if self.error and not self.told:
+            print(f"a checkpoint was not written: {self.error}", file=sys.stderr)
 
     def finish(self) -> None:
         """Waits for all jobs, and raises the error of the one that failed."""
         self.wait()
         if self.error:
+            self.told = True
             raise self.error
 
 
 class Staged:
-    """A copy, in this process's memory, of what it is to write of some tensors, so that training may go on."""
+    """A copy, in this process's memory, of what it is to write of some tensors, so that training may go on.
+
+    `writing` is the job that reads the copy.
+    """
 
     def __init__(self, world: World):
-        self.world, self.held = world, {}
+        self.world, self.held, self.writing = world, {}, None
 
     def copy(self, tensors: dict[str, Tensors]) -> dict[str, dict[str, tuple[Tensor, list[int]]]]:
-        """File stem -> names -> (values, offset in the whole); memory is reused from copy to copy."""
+        """File stem -> names -> (values, offset in the whole); memory is reused, once the copy before is written."""
+        if self.writing:
+            self.writing.result()
         parts = {}
         for stem, named in tensors.items():
             parts[stem] = {}
@@ -166,11 +183,16 @@ def offset_of(t: Tensor, world: World) -> list[int] | None:
     return None if any(replica) or 0 in shape else list(offset)
 
 
-def save(folder: Path, parts: dict, state: dict, world: World = ALONE) -> None:
-    """Writes what `Staged.copy` gave and `state` to a new folder, whole or not at all; of every process, together."""
+def save(
+    folder: Path, parts: dict, state: dict, world: World = ALONE, before: Callable[[], object] = lambda: None
+) -> None:
+    """Writes what `Staged.copy` gave and `state` to a new folder, whole or not at all; of every process, together.
+
+    The first process calls `before` at its beginning.
+    """
     aside = folder.with_name(f".new-{folder.name}")
     try:
-        world.together(lambda: _fresh(aside))
+        world.together(lambda: (before(), _fresh(aside)))
         digests = world.gathered(lambda: _write_parts(aside, parts, world))
         world.together(lambda: _finish(folder, aside, state, digests))
     except OSError:
@@ -274,10 +296,14 @@ def find(path: Path, world: World = ALONE) -> tuple[Path, dict]:
 
     Of a run without a whole step, its best weights.
     """
-    inside = path / "checkpoints"
-    steps = [step_folder(inside, step) for step in reversed(steps_saved(inside))]
+
+    def candidates() -> list[Path]:
+        inside = path / "checkpoints"
+        steps = [step_folder(inside, step) for step in reversed(steps_saved(inside))]
+        return [*steps, inside / "best"] if inside.is_dir() else [path]
+
     damage = None
-    for folder in [*steps, inside / "best"] if inside.is_dir() else [path]:
+    for folder in world.together(candidates):
         try:
             return check(folder, world)
         except CorruptCheckpoint as e:
@@ -288,14 +314,17 @@ def find(path: Path, world: World = ALONE) -> tuple[Path, dict]:
     )
 
 
-def set_aside_after(folder: Path, step: int) -> None:
-    """Renames checkpoints of later steps so that they count no more; none is deleted."""
+def go_back(folder: Path, step: int) -> None:
+    """Makes `step` the latest: later ones are renamed, so that they count no more, and what a kill left is removed."""
     for later in steps_saved(folder):
         if later > step:
             _replace(folder / f"unused_{step_folder(folder, later).name}", step_folder(folder, later))
+    for half in folder.glob(".new-*"):
+        shutil.rmtree(half) if half.is_dir() and not half.is_symlink() else half.unlink()
+    _link(folder / "latest", step_folder(folder, step).name)
 
 
 def prune(folder: Path, keep: int) -> None:
     """Removes all but the newest `keep`."""
     for step in steps_saved(folder)[:-keep]:
-        shutil.rmtree(step_folder(folder, step))
+        shutil.rmtree(step_folder(folder, step), ignore_errors=True)  # no reason to end a run

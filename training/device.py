@@ -44,6 +44,8 @@ def settle(cfg) -> None:
     if cfg.compile == Compile.auto and (cfg.device != Device.cpu or strategy != Strategy.none):
         whole = Compile.block if strategy == Strategy.fsdp else Compile.full
         cfg.compile = whole if cuda else Compile.eager
+    if cfg.dist.gather == Dtype.bfloat16 and cfg.dtype != Dtype.bfloat16:
+        raise UserError(f"dist.gather=bfloat16 is for dtype=bfloat16, and this run is in {cfg.dtype}; leave it out")
     if cfg.compile == Compile.full and strategy == Strategy.fsdp:
         raise UserError(
             "compile=full takes all weights at once, and dist.strategy=fsdp gathers them block by block; choose "
@@ -53,6 +55,10 @@ def settle(cfg) -> None:
         raise UserError(f"there is no compile_mode={cfg.compile_mode}; {near(cfg.compile_mode, COMPILE_MODES)}")
     if cfg.compile_mode != "default" and not (cuda and cfg.compile != Compile.eager):
         raise UserError(f"compile_mode={cfg.compile_mode} is for device=cuda, compiled; leave it out")
+    if cfg.compile_mode == "reduce-overhead" and strategy == Strategy.fsdp:
+        raise UserError(
+            "compile_mode=reduce-overhead replays addresses, and fsdp gathers weights to new ones; leave it out"
+        )
     if cfg.kernels == Kernels.auto and cfg.compile != Compile.auto:
         cfg.kernels = fastest_kernels(cfg)
     elif cfg.kernels == Kernels.triton:

@@ -1,12 +1,16 @@
 """The processes that torchrun started: how they agree, share a batch, and hold one model together."""
 
+import contextlib
 import copy
 import os
+import secrets
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -19,14 +23,15 @@ from training.environment import machine
 from training.watchdog import Watchdog
 
 T = TypeVar("T")
-SETTING_UP = timedelta(days=1)  # one process may tokenise a corpus, or write a report, while the others wait
+PATIENCE = timedelta(days=1)  # where one process may tokenise a corpus, or write a report, while the others wait
+MARGIN_S = 60  # that a collective operation waits longer than the watchdog, which says more
 
 
 class World:
     """The processes that train together, of which this one is number `rank`; this class is that of one alone."""
 
     strategy, rank, size, local_rank = Strategy.none, 0, 1, 0
-    shards: dist.ProcessGroup | None = None
+    shards: "dist.ProcessGroup | None" = None
     """Those that hold one model's weights between them, where they are split, and how many they are."""
     n_shards = 1
 
@@ -44,6 +49,13 @@ class World:
     def spread(self, model: nn.Module, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Has the gradients of `loss`, which is `model` or a compiled form of it, become the mean of all processes'."""
         return loss
+
+    def rehearse(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
+        """One pass, before the first step, after which every step adds gradients up in the same order."""
+
+    def bucket_bytes(self, model: nn.Module) -> int:
+        """Bytes of the gradients that are held between steps too."""
+        return 0
 
     def accumulating(self, loss: Callable[..., Tensor], more: bool) -> AbstractContextManager:
         """Around a micro-batch's forward and backward: gradients travel after the last one alone."""
@@ -64,8 +76,8 @@ class World:
         """The highest that any process gave when this was last called, so that none waits for another."""
         return number
 
-    def together(self, what: Callable[[], T]) -> T:
-        """What `what()` gives on the first process, or its error, on all of them."""
+    def together(self, what: Callable[[], T], patient: bool = False) -> T:
+        """What `what()` gives on the first process, or its error, on all of them; `patient` where it may take hours."""
         return what()
 
     def gathered(self, what: Callable[[], T]) -> list[T]:
@@ -94,12 +106,15 @@ ALONE = World()
 class Group(World):
     """Processes that torchrun started, once they are connected."""
 
-    def __init__(self, cfg: DistConfig, strategy: Strategy, device: str):
+    def __init__(self, cfg: DistConfig, strategy: Strategy, device: str, store: dist.Store):
         self.strategy, self.reshard = strategy, cfg.reshard
         self.rank, self.size, self.local_rank = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"])
-        self.control, self.other = (dist.new_group(backend="gloo", timeout=SETTING_UP) for _ in range(2))
+        timeout = timedelta(seconds=cfg.timeout_s + MARGIN_S)
+        self.control, self.other, self.patient = (
+            dist.new_group(backend="gloo", timeout=t) for t in (timeout, timeout, PATIENCE)
+        )
         self.asked: tuple[Tensor, dist.Work] | None = None
-        self.watchdog = Watchdog(self.rank, self.size, cfg.timeout_s)
+        self.watchdog = Watchdog(store, self.rank, self.size, cfg.timeout_s)
         if self.strategy == Strategy.fsdp:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -110,6 +125,8 @@ class Group(World):
                 del sizes["replicate"]
             self.mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
             self.shards, self.n_shards = self.mesh["shard"].get_group(), shard
+            for group in self.mesh.get_all_groups():
+                dist.distributed_c10d._set_pg_timeout(timeout, group)
             gather = torch.bfloat16 if cfg.gather == Dtype.bfloat16 else None
             self.policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32)
 
@@ -129,6 +146,15 @@ class Group(World):
             # torch 2.13 has another name for broadcast_buffers, which 2.11 does not know
             warnings.simplefilter("ignore", FutureWarning)
             return nn.parallel.DistributedDataParallel(loss, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def rehearse(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
+        if self.strategy == Strategy.ddp:  # it orders its buckets anew once it has seen a backward pass
+            loss().backward()
+            for p in model.parameters():
+                p.grad = None
+
+    def bucket_bytes(self, model: nn.Module) -> int:
+        return sum(p.nbytes for p in model.parameters()) if self.strategy == Strategy.ddp else 0
 
     def accumulating(self, loss: Callable[..., Tensor], more: bool) -> AbstractContextManager:
         if self.strategy == Strategy.fsdp:
@@ -160,9 +186,9 @@ class Group(World):
         before[1].wait()
         return int(before[0])
 
-    def together(self, what: Callable[[], T]) -> T:
+    def together(self, what: Callable[[], T], patient: bool = False) -> T:
         outcome = [_outcome(what) if self.first else None]
-        dist.broadcast_object_list(outcome, src=0, group=self.control)
+        dist.broadcast_object_list(outcome, src=0, group=self.patient if patient else self.control)
         return _answer(*outcome[0])
 
     def gathered(self, what: Callable[[], T]) -> list[T]:
@@ -171,9 +197,10 @@ class Group(World):
         return [_answer(*outcome) for outcome in outcomes]
 
     def in_turn(self, what: Callable[[], T]) -> T:
-        answer = [None]
+        view, answer = copy.copy(self), [None]
+        view.control = self.patient
         for turn in (self.local_rank == 0, self.local_rank != 0):
-            self.gathered(lambda turn=turn: answer.append(what()) if turn else None)
+            view.gathered(lambda turn=turn: answer.append(what()) if turn else None)
         return answer[-1]
 
     def watched(self) -> AbstractContextManager:
@@ -198,14 +225,20 @@ def _outcome(what: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 def _answer(value: T | None, error: Exception | None) -> T:
     if error is not None:
+        error.shared = True  # all processes have it, and the first one says it
         raise error
     return value
 
 
 def launch() -> str | None:
     """The call of torchrun that started this process, the same after a restart; None without it."""
-    given = os.environ.get("TORCHELASTIC_RUN_ID")
-    return given and f"{given}-{machine()}-{os.getppid()}"
+    given, parent = os.environ.get("TORCHELASTIC_RUN_ID"), os.getppid()
+    if given is None:
+        return None
+    started = ""
+    with contextlib.suppress(OSError):  # on Linux, in ticks since the machine was: other containers have equal numbers
+        started = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    return f"{given}-{machine()}-{parent}-{started}"
 
 
 def strategy_of(cfg: DistConfig) -> Strategy:
@@ -244,6 +277,31 @@ def check_shares(cfg: DistConfig, batch_size: int, accumulate: int) -> None:
         )
 
 
+def attempt(store: dist.Store, rank: int, size: int, timeout_s: float) -> str:
+    """A name that all processes have, and that those before a restart had not.
+
+    torchrun may keep its store when it restarts processes, with the addresses of those that are gone, and counts
+    restarts on each machine by itself. The first process makes a name up, and the others take the one that it answers
+    to: one of an earlier attempt is not answered.
+    """
+    end = time.monotonic() + timeout_s
+    if rank == 0:
+        store.set("attempt", name := secrets.token_hex(8))
+        store.wait([f"{name}/{other}" for other in range(1, size)], timedelta(seconds=timeout_s))
+        store.set(f"{name}/begins", "")
+        store.wait([f"{name}/{other}/begins" for other in range(1, size)], timedelta(seconds=timeout_s))
+        store.delete_key("attempt")
+        return name
+    while time.monotonic() < end:
+        name = store.get("attempt").decode()
+        store.set(f"{name}/{rank}", "")
+        with contextlib.suppress(dist.DistStoreError):
+            store.wait([f"{name}/begins"], timedelta(seconds=1))
+            store.set(f"{name}/{rank}/begins", "")
+            return name
+    raise dist.DistStoreError(f"the first of {size} processes did not answer in {timeout_s:.0f} s")
+
+
 @contextmanager
 def joined(cfg) -> Iterator[World]:
     """Connects this process with the others that torchrun started for the run `cfg`, until the context ends."""
@@ -255,12 +313,11 @@ def joined(cfg) -> Iterator[World]:
     cuda = cfg.device in (Device.auto, Device.cuda) and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    timeout = timedelta(seconds=cfg.dist.timeout_s)
+    timeout = timedelta(seconds=cfg.dist.timeout_s + MARGIN_S)
     store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
-    # torchrun without --rdzv-backend=c10d keeps its store on a restart, with the addresses of processes that are gone
-    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store = dist.PrefixStore(attempt(store, rank, size, timeout.total_seconds()), store)
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     try:
-        yield Group(cfg.dist, strategy, "cuda" if cuda else "cpu")
+        yield Group(cfg.dist, strategy, "cuda" if cuda else "cpu", store)
     finally:
         dist.destroy_process_group()

@@ -1,7 +1,6 @@
 """A run's folder: what it is called, when it may be touched, and what of its configuration may change on resume."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ except ImportError:  # Windows has no such lock
     fcntl = None
 
 
+DATA_KEYS = ("corpus_sha256", "split_rule", "tokenizer")  # of tokens.json: what makes the batches
 LASTING = ("git_commit", "versions", "device", "threads", "processes")  # of environment.json: what shapes the last bits
 
 
@@ -36,8 +36,13 @@ def folder_of(cfg) -> Path:
 
 
 def check_folder(cfg) -> None:
-    """Refuses to touch an existing folder unless told how; on resume, takes over what its `auto` choices were."""
+    """Refuses to touch an existing folder unless told how; on resume, takes over what its `auto` choices were.
+
+    A run that torchrun restarts is resumed, whatever was typed.
+    """
     folder = folder_of(cfg)
+    if restarted(cfg):
+        cfg.resume, cfg.overwrite = True, False
     if cfg.resume and cfg.overwrite:
         raise UserError("resume=true goes on and overwrite=true starts again: choose one")
     if not folder.exists():
@@ -54,7 +59,7 @@ def check_folder(cfg) -> None:
 
 def restarted(cfg) -> bool:
     """Whether torchrun started this process anew, and the run is one that those before it had begun."""
-    if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+    if launch() is None:
         return False
     try:
         began = json.loads((folder_of(cfg) / "environment.json").read_text())
@@ -87,14 +92,20 @@ def check_config(cfg, folder: Path) -> None:
         )
 
 
-def check_data(cfg, record: dict) -> None:
-    """Refuses to resume a run on another text or tokenizer; `record` is the tokens.json of the data now opened."""
+def check_data(cfg, records: list[dict]) -> None:
+    """Refuses processes with different data, and to resume a run on another text or tokenizer.
+
+    `records` are the tokens.json of what each process opened.
+    """
+    record = records[0]
+    if what := next((w for w in DATA_KEYS if any(r[w] != record[w] for r in records)), None):
+        raise UserError(f"the machines have different data ({what} differs); give all the same text and Python")
     folder = folder_of(cfg)
     if not cfg.resume or cfg.force or not is_run(folder):
         return
     try:
         saved = json.loads((folder / "environment.json").read_text())["data"]
-        what = next((w for w in ("corpus_sha256", "split_rule", "tokenizer") if saved[w] != record[w]), None)
+        what = next((w for w in DATA_KEYS if saved[w] != record[w]), None)
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"{folder}/environment.json is damaged: what data it had is unknown; force=true resumes") from e
     if what is not None:
@@ -104,8 +115,9 @@ def check_data(cfg, record: dict) -> None:
         )
 
 
-def finished_summary(cfg) -> dict | None:
-    """summary.json of a run that is to be resumed and has nothing left to do."""
+def finished_summary(cfg, records: list[dict]) -> dict | None:
+    """summary.json of a run that is to be resumed, on the data of `records`, and has nothing left to do."""
+    check_data(cfg, records)
     path = folder_of(cfg) / "summary.json"
     if not cfg.resume or cfg.force or not path.exists():
         return None

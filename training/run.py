@@ -23,7 +23,7 @@ from training.device import compiled
 from training.distributed import ALONE, World
 from training.environment import utc_now
 from training.folder import folder_of, plain, with_history
-from training.optim import AdamW, guarded_update
+from training.optim import AdamW, guarded_update, own_part
 from training.sample import sample_text
 from training.schedule import lr_at
 from training.spikes import Spikes
@@ -52,11 +52,15 @@ class Run:
 
     def __init__(self, cfg, data: TokenData, world: World = ALONE, writer: checkpoint.Writer | None = None):
         self.cfg, self.data, self.folder, self.world = cfg, data, folder_of(cfg), world
-        self.writer, self.staged, self.writing = writer or checkpoint.Writer(), checkpoint.Staged(world), None
+        self.writer = writer or checkpoint.Writer()
+        self.last, self.best = checkpoint.Staged(world), checkpoint.Staged(world)
         self.device = world.device(cfg.device)
         self.model = GPT(cfg.model, data.vocab_size, kernels=cfg.kernels, seed=cfg.seed).to(self.device)
         self.loss = world.spread(self.model, compiled(self.model, self.device, cfg.compile, cfg.compile_mode))
         self.optimizer = AdamW(self.model, cfg.optim, world)
+        blank = torch.zeros(self.micro_batch, cfg.model.block_size, dtype=torch.int64, device=self.device)
+        with self.autocast():
+            world.rehearse(self.model, lambda: self.loss(blank, blank))
         self.peak_flops = peak_flops(self.device, cfg.dtype)
         on_spike = cfg.train.on_spike
         watching = on_spike != OnSpike.ignore
@@ -69,7 +73,8 @@ class Run:
         self.step_ms: list[float] = []  # NaN where undisturbed_ms is
         self.n_timed = 0
         # held between steps, as a twin holds its own
-        self.own_bytes = sum(t.nbytes for named in self.tensors().values() for t in named.values())
+        self.own_bytes = sum(own_part(t).nbytes for named in self.tensors().values() for t in named.values())
+        self.own_bytes += world.bucket_bytes(self.model)
         self.peak_memory_mib: float | None = None
         self.tracker = Silent()
         self.summary: dict = {"status": "failed"}  # until it is summed up
@@ -81,6 +86,11 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences that this process takes at once."""
+        return self.cfg.train.batch_size // (self.cfg.train.accumulate * self.world.size)
 
     def autocast(self):
         bfloat16 = self.cfg.dtype == "bfloat16"
@@ -208,8 +218,7 @@ class Run:
         began = now(self.device)
         self.model.eval()
         total, n_tokens, world = 0.0, int((y >= 0).sum()), self.world
-        size = self.cfg.train.batch_size // (self.cfg.train.accumulate * world.size)
-        chunks = list(zip(x.split(size), y.split(size), strict=True))
+        chunks = list(zip(x.split(self.micro_batch), y.split(self.micro_batch), strict=True))
         for at in range(world.rank, -(-len(chunks) // world.size) * world.size, world.size):
             # every process takes as many, since each gathers split weights: where none is left, one that does not count
             self.world.beat()
@@ -281,7 +290,8 @@ class Run:
     def save(self, step: int) -> None:
         """Has a checkpoint after `step` steps written, once what was recorded up to there is on the disk."""
         state = {"step": step, "best_val_loss": self.best_val_loss, "wandb_id": self.wandb_id}
-        self._write(checkpoint.step_folder(self.checkpoints, step), self.tensors(), state | {"config": plain(self.cfg)})
+        folder = checkpoint.step_folder(self.checkpoints, step)
+        self._write(self.last, folder, self.tensors(), state | {"config": plain(self.cfg)})
 
     def prune(self) -> None:
         """Has the oldest checkpoints beyond checkpoint.keep removed, once all that are being written are whole."""
@@ -293,20 +303,17 @@ class Run:
         if val_loss < (math.inf if self.best_val_loss is None else self.best_val_loss):
             self.best_val_loss = val_loss
             best = {"model": checkpoint.model_tensors(self.model)}
-            self._write(self.checkpoints / "best", best, {"step": step, "val_loss": val_loss})
+            self._write(self.best, self.checkpoints / "best", best, {"step": step, "val_loss": val_loss})
 
-    def _write(self, folder: Path, tensors: dict[str, checkpoint.Tensors], state: dict) -> None:
+    def _write(
+        self, staged: checkpoint.Staged, folder: Path, tensors: dict[str, checkpoint.Tensors], state: dict
+    ) -> None:
         """Copies the tensors, and leaves the rest to the writer."""
-        if self.writing:
-            self.writing.result()  # it holds the copy
-        parts = self.staged.copy(tensors)
+        parts = staged.copy(tensors)
         state["tokenizer"] = self.data.record["tokenizer"]
 
-        def write() -> None:
-            self.tracker.sync()
-            checkpoint.save(folder, parts, state, self.world.background)
-
-        self.writing = self.writer.add(write)
+        where = self.world.background
+        staged.writing = self.writer.add(lambda: checkpoint.save(folder, parts, state, where, before=self.tracker.sync))
 
     def find(self, step: int) -> tuple[Path, dict]:
         """The checkpoint of `step`; CorruptCheckpoint where it is damaged or metrics.jsonl lacks a step before it."""
@@ -322,12 +329,12 @@ class Run:
         theirs, ours = state.get("tokenizer"), self.data.record["tokenizer"]
         if theirs not in (None, ours) and not self.cfg.force:
             raise UserError(f"{folder} was trained on other tokens ({theirs} there, {ours} here); force=true takes it")
-        checkpoint.restore(folder, {"model": checkpoint.model_tensors(self.model)})
+        self.world.gathered(lambda: checkpoint.restore(folder, {"model": checkpoint.model_tensors(self.model)}))
         self.world.say(f"{self.label} begins with the weights of {folder}, step {state['step']}")
 
     def restore(self, folder: Path, state: dict) -> None:
         """Puts the run where it was when `save` wrote the checkpoint, and cuts its metrics there."""
-        checkpoint.restore(folder, self.tensors())
+        self.world.gathered(lambda: checkpoint.restore(folder, self.tensors()))
         self.best_val_loss, self.wandb_id = state["best_val_loss"], state["wandb_id"]
 
         def curves() -> tuple[list[float], list[float]]:
@@ -352,7 +359,8 @@ class Run:
         return self.summary
 
     def close(self) -> None:
-        """Ends the tracker, once the run is summed up."""
+        """Ends the tracker, once the run is summed up and what was to be written is."""
+        self.writer.wait()
         self.tracker.close(self.summary, exit_code=0 if self.summary["status"] == "finished" else 1)
 
 
@@ -372,7 +380,7 @@ def resume(runs: list[Run]) -> int:
             continue
         for run, (folder, state) in zip(runs, found, strict=True):
             run.restore(folder, state)
-            world.together(lambda run=run, step=step: checkpoint.set_aside_after(run.checkpoints, step))
+            world.together(lambda run=run, step=step: checkpoint.go_back(run.checkpoints, step))
         return step
     if any(saved):
         folders = " and ".join(str(run.checkpoints) for run in runs)

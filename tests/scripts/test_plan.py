@@ -19,7 +19,7 @@ def test_llama_7b_has_its_published_parameters_and_a_plausible_plan():
     n, flops = value(rows, "parameters"), value(rows, "FLOPs a token")
     assert flops == 6 * (n - 32_000 * 4096) + 12 * 32 * 4096 * 4096 - 6 * 4096 * 65  # gains count nothing
     assert value(rows, "the run") == pytest.approx(flops * 1e12 / (64 * 989e12 * 0.4) / 86_400)
-    parts = [row["value"] for row in rows if row["unit"] == "GiB"][:7]
+    parts = [row["value"] for row in rows if row["unit"] == "GiB"][:8]
     assert value(rows, "all that") == pytest.approx(sum(parts))
     assert value(rows, "weights") == pytest.approx(4 * n / 64 / 2**30)
 
@@ -49,6 +49,12 @@ def test_what_a_block_begins_with_is_what_is_held():
         held[n_layer] = sum(size for at, size in storages.items() if at not in weights)
         assert loss.isfinite()
     assert (held[6] - held[2]) / 4 == pytest.approx(6 * 3 * 16 * 32, rel=0.05)
+
+
+def test_micro_batches_hold_whole_gradients():
+    one, four = plan(Options(accumulate=1, batch=256)), plan(Options(accumulate=4))
+    more = value(four, "all that") - value(one, "all that")
+    assert more == pytest.approx(4 * 6_738_415_616 / 2**30)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Two machines, as two network namespaces with a cable between them: they train, and a cut of it never hangs them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,13 +57,14 @@ def pair(machines, tmp_path, text_file):
     ]  # fmt: skip
     started = []
 
-    def start(*words: str) -> tuple[list[subprocess.Popen], list[Path]]:
+    def start(*words: str, restarts: int = 0) -> tuple[list[subprocess.Popen], list[Path]]:
         logs = [tmp_path / f"machine{n}.log" for n in (0, 1)]
         for n, name in enumerate(machines):
             command = [
                 "ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
-                "--nproc_per_node=1", f"--rdzv_conf=is_host={int(n == 0)}", "--rdzv_backend=c10d", "--rdzv_id=test",
-                f"--rdzv_endpoint=10.77.0.1:{PORT}", f"--local_addr=10.77.0.{n + 1}", "train.py", *base, *words,
+                "--nproc_per_node=1", f"--max-restarts={restarts}", "--rdzv_backend=c10d", "--rdzv_id=test",
+                f"--rdzv_conf=is_host={int(n == 0)}", f"--rdzv_endpoint=10.77.0.1:{PORT}",
+                f"--local_addr=10.77.0.{n + 1}", "train.py", *base, *words,
             ]  # fmt: skip
             env = os.environ | {"GLOO_SOCKET_IFNAME": "cable", "PYTHONUNBUFFERED": "1"}
             with open(logs[n], "w") as log:
@@ -76,6 +78,10 @@ def pair(machines, tmp_path, text_file):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def pids(machine: str) -> list[int]:
+    return [int(pid) for pid in subprocess.run(["ip", "netns", "pids", machine], capture_output=True).stdout.split()]
 
 
 def until(logs: list[Path], words: str, seconds: float = 60) -> None:
@@ -117,11 +123,23 @@ def test_a_long_cut_ends_both_with_a_clear_error(pair, machines):
     assert "error: no step was finished in 5 s: rank 1 cannot reach the others" in logs[1].read_text()
 
 
+def test_a_rank_killed_on_one_machine_restarts_both(pair, machines, tmp_path):
+    processes, logs = pair("train.steps=120", restarts=2)
+    until(logs, "step 50/")
+    workers = [pid for pid in pids(machines[1]) if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()]
+    assert len(workers) == 1
+    os.kill(workers[0], signal.SIGKILL)
+    assert wait(processes, logs, 120) == [0, 0], [log.read_text() for log in logs]
+    assert re.search("step (20|40|60|80|100) of 120", "".join(log.read_text() for log in logs))
+    steps = [r["step"] for r in metrics(tmp_path / "runs" / "run") if "train/loss" in r]
+    assert steps == list(range(1, 121))
+
+
 def test_one_machine_killed_ends_the_other(pair, machines):
     processes, logs = pair("train.steps=100000")
     until(logs, "step 50/")
     os.killpg(processes[1].pid, signal.SIGKILL)
-    for pid in subprocess.run(["ip", "netns", "pids", machines[1]], capture_output=True, text=True).stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
+    for pid in pids(machines[1]):
+        os.kill(pid, signal.SIGKILL)
     assert wait(processes[:1], logs, 120) != [0]
     assert "lost the connection to another process" in logs[0].read_text()

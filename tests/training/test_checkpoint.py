@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ from training.checkpoint import (
     Staged,
     Writer,
     check,
+    go_back,
     prune,
     restore,
-    set_aside_after,
     step_folder,
     steps_saved,
 )
@@ -166,18 +167,27 @@ def test_a_file_that_is_not_its_own_is_refused(tmp_path):
         check(tmp_path / "it")
 
 
-def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
+def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
     save(tmp_path / "best", tensors(), {"step": 3})
     (tmp_path / "best").rename(tmp_path / ".old-best")
     assert load(tmp_path / "best")[1] == {"step": 3}
+    whole = Path.rename
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):  # and another kill, before the next one stands
+        save(tmp_path / "best", tensors(), {"step": 4})
+    assert load(tmp_path / "best")[1] == {"step": 3}
+    monkeypatch.setattr(Path, "rename", whole)
     save(tmp_path / "best", tensors(), {"step": 4})
     assert load(tmp_path / "best")[1] == {"step": 4}
 
 
-def test_set_aside_deletes_nothing(tmp_path):
+def test_going_back_deletes_nothing_but_what_is_half_written(tmp_path):
     for step in (1, 2):
         save(step_folder(tmp_path, step), tensors(), {"step": step})
-    set_aside_after(tmp_path, 1)
+    go_back(tmp_path, 1)
     assert steps_saved(tmp_path) == [1]
     assert load(tmp_path / "unused_step_00000002")[1] == {"step": 2}
 
