@@ -107,7 +107,7 @@ def main(options: Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         configs = [config(options, strategy, folder) for strategy in ("none", "ddp", "fsdp")]
         with joined(configs[1]) as world:
-            found = measure(options, configs, [ALONE, world, Group(configs[2].dist, Strategy.fsdp, "cpu")])
+            found = measure(options, configs, [ALONE, world, Group(configs[2].dist, Strategy.fsdp, "cpu", world.store)])
             if world.first:
                 print(render(found))
                 if options.to:

@@ -107,7 +107,7 @@ class Group(World):
     """Processes that torchrun started, once they are connected."""
 
     def __init__(self, cfg: DistConfig, strategy: Strategy, device: str, store: dist.Store):
-        self.strategy, self.reshard = strategy, cfg.reshard
+        self.strategy, self.reshard, self.store = strategy, cfg.reshard, store
         self.rank, self.size, self.local_rank = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"])
         timeout = timedelta(seconds=cfg.timeout_s + MARGIN_S)
         self.control, self.other, self.patient = (

@@ -72,6 +72,13 @@ def test_a_spike_is_left_out_where_asked(small, one_spike):
     assert metrics(run(small(*overrides, "resume=true"))) == metrics(straight)
 
 
+@pytest.mark.parametrize(("before", "after"), [("ignore", "skip"), ("skip", "ignore")])
+def test_watching_for_spikes_may_begin_or_end_at_a_resumption(small, one_spike, before, after):
+    run(small("train.steps=80", f"train.on_spike={before}", "train.stop_at=60"))
+    folder = run(small("train.steps=80", f"train.on_spike={after}", "resume=true", "force=true"))
+    assert weights(folder, 80)["embedding.weight.step"] == 80  # too few steps were seen to tell one
+
+
 def test_a_spike_ends_the_run_where_asked(small, one_spike):
     cfg = small("train.steps=80", "train.on_spike=stop", "train.log_every=80", "checkpoint.every=70")
     with pytest.raises(Diverged, match=r"spiked at step 71: .*step_00000070"):

@@ -69,7 +69,7 @@ def test_a_copy_is_not_changed_by_what_comes_after_it(tmp_path):
     assert again["model"]["a.weight"][0] is parts["model"]["a.weight"][0]  # memory is taken once
 
 
-def test_a_writer_stops_at_an_error_and_tells_of_it():
+def test_a_writer_stops_at_an_error_and_tells_of_it(capsys):
     writer, done = Writer(), []
     writer.add(lambda: done.append(1))
     writer.add(lambda: 1 / 0)
@@ -78,6 +78,15 @@ def test_a_writer_stops_at_an_error_and_tells_of_it():
         writer.finish()
     assert writer.failed
     assert done == [1]
+    writer.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_that_nobody_was_told_of_is_said(capsys):
+    writer = Writer()
+    writer.add(lambda: 1 / 0)
+    writer.close()
+    assert "a checkpoint was not written: division by zero" in capsys.readouterr().err
 
 
 def test_every_flipped_byte_is_seen(tmp_path):
@@ -187,8 +196,12 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, monkeypatch):
 def test_going_back_deletes_nothing_but_what_is_half_written(tmp_path):
     for step in (1, 2):
         save(step_folder(tmp_path, step), tensors(), {"step": step})
+    (tmp_path / ".new-step_00000003").mkdir()
+    (tmp_path / ".new-step_00000003" / "model.safetensors").write_bytes(b"half")
     go_back(tmp_path, 1)
     assert steps_saved(tmp_path) == [1]
+    assert os.readlink(tmp_path / "latest") == "step_00000001"
+    assert not list(tmp_path.glob(".new-*"))
     assert load(tmp_path / "unused_step_00000002")[1] == {"step": 2}
 
 
