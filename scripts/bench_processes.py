@@ -128,7 +128,7 @@ def measure(options: Options, configs: list[Config], worlds: list[World]) -> lis
 
         return one
 
-    names = ["one process, one thread", *(f"{world.size} processes, {cfg.dist.strategy}" for cfg in configs[1:])]
+    names = ["one process, one thread", *(f"{cfg.dist.strategy}, {world.size} processes" for cfg in configs[1:])]
     processes = {name: training(run, threads=1) for name, run in zip(names, runs, strict=True)}
     cores = os.cpu_count() or 1
     saving = {
