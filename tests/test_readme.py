@@ -101,7 +101,8 @@ def test_command(command, place, train_py):
 
 def test_the_sweep_on_a_cluster_is_one_that_hydra_can_compose(train_py):
     (block,) = [b for b in re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL) if "submitit_slurm" in b]
-    done = train_py(*shlex.split(block)[2:], "--cfg", "hydra")
+    words = [word for word in shlex.split(block.replace("\\\n", "")) if word.startswith("hydra")]
+    done = train_py(*words, "--cfg", "hydra")
     assert done.returncode == 0, done.stderr
     assert "max_num_timeout: 20" in done.stdout
 
