@@ -67,7 +67,8 @@ def resolve(word: str, place: Path) -> str:
     """A word of a command with the README's paths replaced by those of the test."""
     if word.startswith(("run=runs/", "baseline=runs/", "init_from=runs/")):
         key, name = word.split("=runs/")
-        return f"{key}={min((place / 'runs').glob(name + '*'))}"
+        found = min((place / "runs").glob(f"{name}*"))
+        return f"{key}='{found}'" if key == "init_from" else f"{key}={found}"
     if word.startswith("runs/"):
         return str(min((place / "runs").glob(f"{word.removeprefix('runs/')}*")))
     if word.startswith("to="):

@@ -22,12 +22,13 @@ def test_killed_runs_end_as_undisturbed_ones():
     assert int(kills) >= 8
 
 
-def test_a_resumption_that_leaves_records_doubled_is_seen():
+def test_a_resumption_without_its_weights_is_seen():
     broken = (
-        "import training.run; training.run.cut_metrics = lambda path, step: None\n"
+        "from training import checkpoint; checkpoint.restore = lambda folder, into: None\n"
         "from scripts import check_resume\n"
         "check_resume.main(check_resume.Options(runs=2, kills=2))"
     )
     done = check("-c", broken)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "differs in metrics.jsonl" in done.stdout
+    assert "differs in best/" in done.stdout
+    assert "metrics.jsonl" in done.stdout

