@@ -98,6 +98,7 @@ def train_claimed(
         raise UserError(f"{runs[0].folder} is at step {start} already, beyond train.stop_at={cfg.train.stop_at}")
     environment = describe(runs[0].device) | {
         "processes": world.size,
+        "strategy": world.strategy if world.size > 1 else None,
         "launch": launch(),
         "lockstep": [run.cfg.name for run in runs] if len(runs) > 1 else [],
         "data": {k: v for k, v in data.record.items() if k != "token_bytes"},
@@ -224,7 +225,7 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                 screen.show(done, records)
                 for run, new in zip(runs, records, strict=True):
                     run.check(new)
-                if not warned and (warned := runs[0].crowded):
+                if not warned and world.size == 1 and (warned := runs[0].crowded):
                     screen.say(
                         "another process has the cores: the times of most steps do not count. End it, or leave it one: "
                         f"OMP_NUM_THREADS={max(torch.get_num_threads() - 1, 1)} {shlex.join(words_typed())}"

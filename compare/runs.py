@@ -38,7 +38,7 @@ FREE_KEYS = {
 }
 SEED_KEYS = ("seed", "data_seed")
 SIBLING_KEYS = ("model.norm.kind", "model.placement")
-COMMIT = "environment.commit"
+COMMIT, PROCESSES = "environment.commit", "environment.processes"
 
 
 @dataclass(eq=False)
@@ -117,7 +117,7 @@ class RunRecord:
             "data.corpus": (made_on.get("data") or {}).get("corpus_sha256", "")[:8] or None,
             "environment.device": made_on.get("device"),
             "environment.torch": (made_on.get("versions") or {}).get("torch"),
-            "environment.processes": made_on.get("processes") or 1,
+            PROCESSES: f"{made_on.get('processes') or 1} {made_on.get('strategy') or ''}".strip(),
             COMMIT: made_on.get("git_commit"),
         }
 
@@ -279,7 +279,7 @@ def settings_of(folder: Path) -> dict:
     """The settings of a run, whatever it ran on, without reading its curves."""
     nothing = np.zeros(0)
     run = RunRecord(folder, read_config(folder), _read_json(folder / "environment.json"), {}, *[nothing] * 8)
-    return {key: value for key, value in run.settings.items() if not key.startswith("environment.")}
+    return {k: v for k, v in run.settings.items() if k == PROCESSES or not k.startswith("environment.")}
 
 
 def summarize(run: RunRecord) -> dict:

@@ -4,6 +4,7 @@ import errno
 import functools
 import math
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -149,7 +150,9 @@ def reason(error: Exception) -> tuple[str, int] | None:
     if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
         return f"out of memory; a larger train.accumulate needs less ({str(error).splitlines()[0]})", 1
     if type(error).__module__.startswith("torch.distributed") or "gloo" in str(error):
-        return f"lost the connection to another process, which says why if it can ({str(error).splitlines()[0]})", 1
+        what = str(error).splitlines()[0]
+        detail = "" if re.search("by peer|GLHF", what) else f" ({what})"  # that it ended is all there is to say
+        return f"lost the connection to another process, which says why if it can{detail}", 1
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
         return f"{error.filename}: {error.strerror}; choose a place that can be written, for example with runs_dir=", 1
     return None

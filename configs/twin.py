@@ -56,6 +56,8 @@ def with_twin(run: Config) -> list[Config]:
 
 def twin_changes(run: Config, choices: dict[str, str]) -> tuple[str, str, dict[str, str | int]]:
     """What `against` changes (norm, placement or seed), what the run has there, and what makes the twin of it."""
+    if run.against == "seed" and run.init_from:
+        raise UserError("against=seed is for other initial weights, and init_from gives both the same; leave one out")
     if run.against == "seed":  # the same batches from other initial weights: what differs between them is noise
         return "seed", f"s{run.seed}", {"seed": run.seed + 1, "data_seed": run.data_seed}
     loader = GlobalHydra.instance().config_loader()

@@ -147,6 +147,8 @@ def outcome(folder: Path) -> dict[str, bytes]:
 
 
 def main(options: Options) -> None:
+    if options.runs < 1 or options.kills < 1:
+        raise UserError(f"runs={options.runs} and kills={options.kills} must be at least 1")
     if not hasattr(os, "fork"):
         raise UserError("check_resume needs a system that forks processes")
     rng, rows = random.Random(options.seed), []

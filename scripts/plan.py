@@ -82,6 +82,9 @@ def plan(options: Options) -> list[dict]:
 
 
 def check(options: Options) -> None:
+    for key in ("block", "vocab", "tokens", "batch", "accumulate", "gpus", "shard"):
+        if getattr(options, key) < 1:
+            raise UserError(f"{key}={getattr(options, key)} must be at least 1")
     if options.gpu not in PEAK_BF16_FLOPS:
         raise UserError(f"there is no peak of gpu={options.gpu}; {near(options.gpu, list(PEAK_BF16_FLOPS))}")
     if options.gather not in BYTES:

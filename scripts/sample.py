@@ -14,7 +14,7 @@ from configs.schema import Config
 from errors import UserError
 from model.config import Kernels
 from scripts.options import run_script
-from training.config import Device, Dtype
+from training.config import Device, DistConfig, Dtype
 
 
 class Which(StrEnum):
@@ -50,6 +50,7 @@ def main(options: Options) -> None:
     folder = Path(options.run)
     cfg = load_config(folder)
     cfg.device, cfg.kernels, cfg.dtype = options.device, Kernels.auto, Dtype.auto  # of this machine, not of the run's
+    cfg.dist = DistConfig()
     settle(cfg)
     encoding = encoding_from_record(json.loads((folder / "environment.json").read_text())["data"]["tokenizer"])
     saved = folder / "checkpoints" / "best"

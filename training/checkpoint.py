@@ -224,6 +224,7 @@ def _write_parts(aside: Path, parts: dict, world: World) -> dict[str, str]:
             if "No space left" in str(e):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from e
             raise
+        path.chmod(aside.stat().st_mode & 0o666)  # as the umask makes files; the library's are the owner's alone
         _sync(path)
         digests[path.name] = _digest(path)
     return digests
@@ -298,6 +299,8 @@ def find(path: Path, world: World = ALONE) -> tuple[Path, dict]:
     """
 
     def candidates() -> list[Path]:
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}; give a run, runs/NAME, or runs/NAME/checkpoints/best")
         inside = path / "checkpoints"
         steps = [step_folder(inside, step) for step in reversed(steps_saved(inside))]
         return [*steps, inside / "best"] if inside.is_dir() else [path]

@@ -269,7 +269,9 @@ def check_shares(cfg: DistConfig, batch_size: int, accumulate: int) -> None:
             f"take train.batch_size={near}, or start {', '.join(map(str, divisors))} processes"
         )
     if strategy_of(cfg) != Strategy.fsdp and cfg != DistConfig(strategy=cfg.strategy, timeout_s=cfg.timeout_s):
-        raise UserError("dist.shard, dist.reshard and dist.gather are for dist.strategy=fsdp; leave them out")
+        raise UserError(
+            "dist.shard, dist.reshard and dist.gather are for dist.strategy=fsdp; add it, or leave them out"
+        )
     if cfg.shard is not None and size % cfg.shard:
         divisors = [n for n in range(1, size + 1) if size % n == 0]
         raise UserError(

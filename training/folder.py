@@ -154,7 +154,10 @@ def claimed(folders: list[Path]) -> Iterator[None]:
     with ExitStack() as stack:
         for folder in folders if fcntl else []:
             locks = folder.parent / ".locks"
-            locks.mkdir(parents=True, exist_ok=True)
+            try:
+                locks.mkdir(parents=True, exist_ok=True)
+            except FileNotFoundError as e:  # in a folder of the system's own, such as /proc
+                raise UserError(f"{locks} cannot be made; choose another place with runs_dir=") from e
             lock = stack.enter_context(open(locks / folder.name, "w"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -328,7 +328,10 @@ class Run:
         folder, state = checkpoint.find(path, self.world)
         theirs, ours = state.get("tokenizer"), self.data.record["tokenizer"]
         if theirs not in (None, ours) and not self.cfg.force:
-            raise UserError(f"{folder} was trained on other tokens ({theirs} there, {ours} here); force=true takes it")
+            there, here = (f"{t['kind']}, {t['vocab_size']} of them" for t in (theirs, ours))
+            raise UserError(
+                f"{folder} was trained on other tokens ({there}, and here {here}); choose its data.tokenizer and text"
+            )
         self.world.gathered(lambda: checkpoint.restore(folder, {"model": checkpoint.model_tensors(self.model)}))
         self.world.say(f"{self.label} begins with the weights of {folder}, step {state['step']}")
 

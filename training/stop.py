@@ -36,6 +36,7 @@ class StopSignal:
     def _catch(self, number: int, frame) -> None:
         if not self:
             self.number, self.came = number, time.monotonic()
-            os.write(2, b"\nstopping after this step, to save; once more quits without saving\n")
+            if os.environ.get("RANK", "0") == "0":
+                os.write(2, b"\nstopping after this step, to save; once more quits without saving\n")
         elif time.monotonic() - self.came > ONE_REQUEST:
             raise KeyboardInterrupt

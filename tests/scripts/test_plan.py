@@ -64,6 +64,8 @@ def test_micro_batches_hold_whole_gradients():
         (Options(shard=48), "shard=48 must divide"),
         (Options(batch=100), "multiple of gpus x accumulate = 256"),
         (Options(mfu=45), "must lie in"),
+        (Options(gpus=0), "gpus=0 must be at least 1"),
+        (Options(tokens=-1), "tokens=-1 must be at least 1"),
         (Options(model="llama"), "near names: llama_7b"),
     ],
 )

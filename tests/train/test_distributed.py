@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import train as program
+from compare.runs import siblings
 from data.loader import TrainBatches
 from errors import UserError
 from model.gpt import GPT
+from scripts import sample
 from tests.train.ranks import train_on
 from tests.train.runs import COMPILED, metrics, run, same
 from training import checkpoint, watchdog
@@ -98,6 +100,17 @@ def state(folder: Path, step: int, small) -> dict[str, torch.Tensor]:
     }
     checkpoint.restore(found, named)
     return named["model"] | named["optim"]
+
+
+def test_a_run_of_several_processes_can_be_sampled_and_is_no_sibling_of_one_alone(small, capsys):
+    cfg = small("name=many", "norm=rmsnorm", "dist.strategy=fsdp")
+    assert train_on(2, cfg)[0] == [0, 0]
+    many, one = Path(cfg.runs_dir) / "many", run(small("name=one"))
+    sample.main(sample.Options(run=str(many), n_chars=5))
+    assert len(capsys.readouterr().out.splitlines()[-1]) >= 5
+    assert siblings(many) == []
+    alone = run(small("name=alone", "norm=rmsnorm"))
+    assert siblings(alone) == [one]
 
 
 def test_weights_may_travel_in_bfloat16(small):

@@ -48,7 +48,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(small, pretrained):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["init_from=/nowhere"], "no whole checkpoint"),
+        (["init_from=/nowhere"], "there is no folder /nowhere"),
+        (["init_from={}/checkpoints"], "no whole checkpoint"),
         (["init_from={}", "model.n_embd=64"], "holds another model"),
         (["init_from={}", "data.tokenizer=char"], "other tokens"),
     ],
@@ -56,6 +57,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(small, pretrained):
 def test_what_does_not_fit_is_refused(small, pretrained, overrides, message):
     with pytest.raises(UserError, match=message):
         program.train([small(*(o.format(pretrained) for o in overrides))])
+
+
+def test_twins_of_other_initial_weights_cannot_begin_with_the_same(train_py, pretrained):
+    done = train_py("norm=rmsnorm", "against=seed", f"init_from={pretrained}")
+    assert done.returncode == 2
+    assert "init_from gives both the same" in done.stderr
 
 
 def test_a_checkpoint_from_before_tokenizers_were_noted_is_taken(small, pretrained):

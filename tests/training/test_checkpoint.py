@@ -53,6 +53,17 @@ def test_round_trip(tmp_path):
         assert all(torch.equal(loaded[stem][name], t) for name, t in named.items())
 
 
+def test_files_are_as_open_as_the_umask_lets_them(tmp_path):
+    before = os.umask(0o027)
+    try:
+        save(tmp_path / "it", tensors(), {})
+    finally:
+        os.umask(before)
+    assert {f.name: f.stat().st_mode & 0o777 for f in (tmp_path / "it").iterdir()} == dict.fromkeys(
+        ["model.safetensors", "optim.safetensors", "state.json", "manifest.json"], 0o640
+    )
+
+
 def test_latest_is_the_newest_step(tmp_path):
     for step in (3, 6):
         save(step_folder(tmp_path, step), tensors(), {"step": step})
