@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from configs.schema import Config
+from configs.schema import Config, register
 from errors import UserError, near
 
 TWIN_GROUPS = ("norm", "placement")
@@ -32,6 +32,13 @@ def run_name(choices: dict[str, str], overrides: list[str], seed: int) -> str:
 
 def to_config(cfg: DictConfig) -> Config:
     return OmegaConf.to_object(cfg)
+
+
+def composed(*overrides: str) -> Config:
+    """The configuration that `python train.py *overrides` would have, for programs that train by themselves."""
+    register()
+    with hydra.initialize_config_dir(str(Path(__file__).parent), version_base="1.3"):
+        return to_config(hydra.compose("train", list(overrides)))
 
 
 def with_twin(run: Config) -> list[Config]:

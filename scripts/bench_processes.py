@@ -14,15 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 
 from compare.stats import median_interval
-from configs.cli import to_config
-from configs.schema import Config, register
+from configs.schema import Config
+from configs.twin import composed
 from data.tokens import open_tokens
 from errors import UserError
 from scripts.options import run_script
@@ -45,10 +43,10 @@ class Options:
 
 def config(options: Options, strategy: str, folder: str) -> Config:
     """train.py's defaults."""
-    overrides = [f"model={options.model}", "norm=rmsnorm", f"dist.strategy={strategy}", f"runs_dir={folder}"]
-    with initialize_config_dir(str(Path(__file__).parents[1] / "configs"), version_base="1.3"):
-        cfg = to_config(compose("train", [*overrides, f"name={strategy}", "compile=eager", "device=cpu"]))
-    cfg.dtype, cfg.kernels = Dtype.float32, fastest_kernels(cfg)
+    place = [f"runs_dir={folder}", f"name={strategy}", f"dist.strategy={strategy}"]
+    cfg = composed(f"model={options.model}", "norm=rmsnorm", "compile=eager", "device=cpu", *place)
+    cfg.dtype = Dtype.float32
+    cfg.kernels = fastest_kernels(cfg)
     return cfg
 
 
@@ -101,7 +99,6 @@ def render(rows: list[dict]) -> str:
 def main(options: Options) -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) < 2:
         raise UserError("start it by torchrun --nproc_per_node=2 -m scripts.bench_processes")
-    register()
     make_deterministic("cpu")
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:

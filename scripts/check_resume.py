@@ -21,11 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-
 import train as program
-from configs.cli import to_config
-from configs.schema import Config, register
+from configs.schema import Config
+from configs.twin import composed
 from errors import UserError
 from scripts.options import run_script
 from scripts.results import table, write
@@ -152,16 +150,12 @@ def main(options: Options) -> None:
     if not hasattr(os, "fork"):
         raise UserError("check_resume needs a system that forks processes")
     rng, rows = random.Random(options.seed), []
-    register()
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text(Path(random.__file__).read_text())
         data = ["data=text", f"data.path={text}", f"data.cache_dir={folder}/tokens", f"runs_dir={folder}"]
-        with initialize_config_dir(str(Path(program.__file__).parent / "configs"), version_base="1.3"):
-            names = ["undisturbed", *(f"run{n}" for n in range(options.runs))]
-            configs = [
-                to_config(compose("train", [*OVERRIDES, *data, f"name={name}", "resume=true"])) for name in names
-            ]
+        names = ["undisturbed", *(f"run{n}" for n in range(options.runs))]
+        configs = [composed(*OVERRIDES, *data, f"name={name}", "resume=true") for name in names]
         began = time.monotonic()
         if status := ended(forked(configs[0])):
             raise UserError(f"the undisturbed run failed with exit status {status}")

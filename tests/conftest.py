@@ -19,11 +19,10 @@ os.environ["XDG_CACHE_HOME"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/user"
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 import train
-from configs.cli import to_config
-from configs.schema import Config, register
+from configs.schema import Config
+from configs.twin import composed
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -59,7 +58,6 @@ def text_file(tmp_path) -> Path:
 @pytest.fixture
 def small(tmp_path, text_file):
     """small(*overrides) -> Config of a model and a run of seconds, in a folder of the test's own."""
-    register()
     base = [
         "data=text", f"data.path={text_file}", f"data.cache_dir={tmp_path}/tokens",
         f"runs_dir={tmp_path}/runs", "name=run",
@@ -71,8 +69,7 @@ def small(tmp_path, text_file):
     ]  # fmt: skip
 
     def compose_small(*overrides: str) -> Config:
-        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            return to_config(compose("train", [*base, *overrides]))
+        return composed(*base, *overrides)
 
     return compose_small
 

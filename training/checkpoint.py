@@ -299,7 +299,7 @@ def find(path: Path, world: World = ALONE) -> tuple[Path, dict]:
     """
 
     def candidates() -> list[Path]:
-        if not path.is_dir():
+        if not (path.is_dir() or _old(path).is_dir()):
             raise UserError(f"there is no folder {path}; give a run, runs/NAME, or runs/NAME/checkpoints/best")
         inside = path / "checkpoints"
         steps = [step_folder(inside, step) for step in reversed(steps_saved(inside))]
@@ -323,7 +323,8 @@ def go_back(folder: Path, step: int) -> None:
         if later > step:
             _replace(folder / f"unused_{step_folder(folder, later).name}", step_folder(folder, later))
     for half in folder.glob(".new-*"):
-        shutil.rmtree(half) if half.is_dir() and not half.is_symlink() else half.unlink()
+        remove = shutil.rmtree if half.is_dir() and not half.is_symlink() else os.unlink
+        remove(half)
     _link(folder / "latest", step_folder(folder, step).name)
 
 

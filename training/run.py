@@ -221,7 +221,7 @@ class Run:
         chunks = list(zip(x.split(self.micro_batch), y.split(self.micro_batch), strict=True))
         for at in range(world.rank, -(-len(chunks) // world.size) * world.size, world.size):
             # every process takes as many, since each gathers split weights: where none is left, one that does not count
-            self.world.beat()
+            world.beat()
             xs, ys = chunks[at % len(chunks)]
             with self.autocast(), self.uncompiled():
                 part = self.model(xs.to(self.device), ys.to(self.device)).item() * int((ys >= 0).sum())
@@ -311,7 +311,6 @@ class Run:
         """Copies the tensors, and leaves the rest to the writer."""
         parts = staged.copy(tensors)
         state["tokenizer"] = self.data.record["tokenizer"]
-
         where = self.world.background
         staged.writing = self.writer.add(lambda: checkpoint.save(folder, parts, state, where, before=self.tracker.sync))
 

@@ -30,6 +30,12 @@ def test_weights_come_from_a_run_or_a_checkpoint(small, pretrained, inside, caps
     assert weights(folder, 20)["embedding.weight.step"] == 20  # the optimiser starts anew
 
 
+def test_best_weights_that_a_kill_left_half_replaced_are_found(small, pretrained):
+    best = pretrained / "checkpoints" / "best"
+    best.rename(best.with_name(".old-best"))
+    run(small(f"init_from={best}", "train.steps=1"))
+
+
 def test_resume_goes_on_from_the_run_s_own_checkpoint(small, pretrained):
     straight = run(small(f"init_from={pretrained}", "name=straight"))
     run(small(f"init_from={pretrained}", "train.stop_at=10"))
