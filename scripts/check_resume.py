@@ -38,7 +38,7 @@ OVERRIDES = [
 PLACES = {  # what a run does again and again: where it is, and how many times a run does it, about
     "step": (run, "guarded_update", 60),
     "record": (tracker.json, "dumps", 80),
-    "file of a checkpoint": (checkpoint, "save_file", 50),
+    "file of a checkpoint": (checkpoint, "serialize_file", 50),
     "checksum": (checkpoint, "_digest", 80),
     "rename": (Path, "rename", 30),
     "link": (Path, "symlink_to", 20),

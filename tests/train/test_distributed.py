@@ -248,7 +248,7 @@ def disk_of_rank_1_is_full(rank: int) -> None:
         def full(*_):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model-00002-of-00002.safetensors")
 
-        checkpoint.save_file = full
+        checkpoint.serialize_file = full
 
 
 def test_a_full_disk_of_one_rank_stops_all_and_keeps_what_was_saved(small):

@@ -89,14 +89,14 @@ def test_a_spike_ends_the_run_where_asked(small, one_spike):
 
 def test_no_space_left_names_the_file_and_keeps_what_was_saved(small, monkeypatch):
     cfg = small("checkpoint.every=5")
-    whole = checkpoint.save_file
+    whole = checkpoint.serialize_file
 
     def full(named, path, notes):
         if "00000015" in str(path):
             raise OSError(28, os.strerror(28), str(path))
         whole(named, path, notes)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "serialize_file", full)
     with pytest.raises(OSError, match="No space left"):
         program.train([cfg])
     folder = Path(cfg.runs_dir) / "run"

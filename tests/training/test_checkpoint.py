@@ -135,7 +135,7 @@ def test_a_failed_save_leaves_the_old_one(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "serialize_file", full)
     with pytest.raises(OSError, match="No space"):
         save(folder, tensors(), {"step": 4})
     assert load(folder)[1] == {"step": 3}
