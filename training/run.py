@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -82,6 +83,11 @@ class Run:
     @property
     def label(self) -> str:
         return run_label(plain(self.cfg))
+
+    @cached_property
+    def config(self) -> dict:
+        """Its configuration in plain values, once all of it is settled."""
+        return plain(self.cfg)
 
     @property
     def checkpoints(self) -> Path:
@@ -262,14 +268,13 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=self.cfg.resume or self.cfg.overwrite)
         except FileExistsError as e:
             raise UserError(f"{self.folder} was made by another process meanwhile; choose another name=NAME") from e
-        config = plain(self.cfg)
-        write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+        write_text(self.folder / "config.yaml", yaml.safe_dump(self.config, sort_keys=False))
         for ending in ("summary.json", ONE_THREAD):
             (self.folder / ending).unlink(missing_ok=True)
         write_json(self.folder / "environment.json", with_history(self.folder, environment))
         wandb_run = start_wandb(
             self.folder,
-            config=config,
+            config=self.config,
             name=self.cfg.name,
             group=self.cfg.wandb.group,
             tags=[str(self.cfg.model.norm.kind), str(self.cfg.model.placement)],
@@ -291,7 +296,7 @@ class Run:
         """Has a checkpoint after `step` steps written, once what was recorded up to there is on the disk."""
         state = {"step": step, "best_val_loss": self.best_val_loss, "wandb_id": self.wandb_id}
         folder = checkpoint.step_folder(self.checkpoints, step)
-        self._write(self.last, folder, self.tensors(), state | {"config": plain(self.cfg)})
+        self._write(self.last, folder, self.tensors(), state | {"config": self.config})
 
     def prune(self) -> None:
         """Has the oldest checkpoints beyond checkpoint.keep removed, once all that are being written are whole."""

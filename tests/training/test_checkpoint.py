@@ -1,5 +1,6 @@
 """Whole or not at all; refused where a single byte differs; nothing unpickled."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -51,6 +52,17 @@ def test_round_trip(tmp_path):
     assert state == {"step": 3}
     for stem, named in tensors().items():
         assert all(torch.equal(loaded[stem][name], t) for name, t in named.items())
+
+
+def test_a_checkpoint_with_the_checksums_of_before_is_read(tmp_path):
+    save(tmp_path / "it", tensors(), {"step": 3})
+    manifest = json.loads((tmp_path / "it/manifest.json").read_text())
+    older = {name: hashlib.sha256((tmp_path / "it" / name).read_bytes()).hexdigest() for name in manifest}
+    (tmp_path / "it/manifest.json").write_text(json.dumps(older))
+    assert load(tmp_path / "it")[1] == {"step": 3}
+    (tmp_path / "it/state.json").write_text("{}")
+    with pytest.raises(CorruptCheckpoint, match="does not match its checksum"):
+        check(tmp_path / "it")
 
 
 def test_files_are_as_open_as_the_umask_lets_them(tmp_path):
