@@ -24,14 +24,15 @@ from compare.runs import load_run, siblings
 from compare.stats import gap, paired_ratios
 from configs.cli import command
 from configs.schema import Config
-from data.loader import TrainBatches, batch_hash, eval_blocks
+from data.loader import TrainBatches, eval_blocks
+from data.stream import StreamBatches
 from data.tokens import TokenData, open_tokens
 from errors import UserError
 from model.config import NormKind
 from training.checkpoint import Writer
 from training.config import WandbConfig
 from training.device import make_deterministic, settle
-from training.distributed import ALONE, World, joined, launch
+from training.distributed import ALONE, World, joined, launch, settle_parts
 from training.environment import command as typed_command
 from training.environment import describe
 from training.feed import Feed
@@ -45,20 +46,19 @@ from training.tracker import Tracker
 from training.trial import settle_compile
 from training.wandb_page import log_comparison_run, wandb_mode
 
-HASHED_STEPS = (0, 1, 100)
-
 
 def train(configs: list[Config]) -> float:
     """Trains one run, or two in lockstep on the same batches; returns the first one's final validation loss."""
     with joined(configs[0]) as world:
-        return train_in(world, world.together(lambda: settled(configs)))
+        return train_in(world, world.together(lambda: settled(configs, world)))
 
 
-def settled(configs: list[Config]) -> list[Config]:
+def settled(configs: list[Config], world: World) -> list[Config]:
     """The configs of runs that may begin here, without any `auto` that can be settled by now."""
     for cfg in configs:
         check_folder(cfg)
         settle(cfg)
+        settle_parts(cfg, world.size)
     return configs
 
 
@@ -66,7 +66,8 @@ def train_in(world: World, configs: list[Config]) -> float:
     """`train`, in a world of one process or more."""
     make_deterministic(configs[0].device, configs[0].deterministic)
     keep_freed_memory()
-    data = world.in_turn(lambda: open_tokens(configs[0].data, world.say))
+    n_val = configs[0].train.eval_tokens and configs[0].train.eval_tokens + configs[0].model.block_size
+    data = world.in_turn(lambda: open_tokens(configs[0].data, world.say, val_tokens=n_val))
     records = world.gathered(lambda: data.record)
     done = world.together(lambda: [finished_summary(cfg, records) for cfg in configs])
     folders = [folder_of(cfg) for cfg in configs]
@@ -91,6 +92,7 @@ def train_claimed(
     cfg, data, world = runs[0].cfg, runs[0].data, runs[0].world
     forget_process_peak()
     start = resume(runs) if cfg.resume else 0
+    batches.go_to(start, runs[0].positions)
     if cfg.init_from and not start:
         for run in runs:
             run.init_from(Path(cfg.init_from))
@@ -101,8 +103,8 @@ def train_claimed(
         "strategy": world.strategy if world.size > 1 else None,
         "launch": launch(),
         "lockstep": [run.cfg.name for run in runs] if len(runs) > 1 else [],
-        "data": {k: v for k, v in data.record.items() if k != "token_bytes"},
-        "batch_hashes": {step: batch_hash(*batches(step)) for step in HASHED_STEPS},
+        "data": {k: v for k, v in data.record.items() if k not in ("token_bytes", "shards")},
+        "batch_hashes": batches.hashes(),
         "compile_trial": trial,
     }
     mode = wandb_mode(cfg.wandb.mode)
@@ -161,8 +163,8 @@ def sibling_command(cfg: Config) -> str:
 
 def build_batches(cfg: Config, data: TokenData) -> tuple[TrainBatches, tuple[torch.Tensor, torch.Tensor]]:
     """Training batches, and the fixed validation blocks (x, y), each (N, T)."""
-    block_size = cfg.model.block_size
-    batches = TrainBatches(data.train, block_size=block_size, batch_size=cfg.train.batch_size, seed=cfg.data_seed)
+    block_size, kind = cfg.model.block_size, StreamBatches if cfg.data.stream else TrainBatches
+    batches = kind(data.train, block_size=block_size, batch_size=cfg.train.batch_size, seed=cfg.data_seed)
     x, y = eval_blocks(data.val, block_size=block_size, n_tokens=cfg.train.eval_tokens)
     return batches, (torch.from_numpy(x), torch.from_numpy(y))
 
@@ -179,10 +181,7 @@ def announce(runs: list[Run], start: int) -> None:
         decayed, rest = (sum(p.numel() for p in g["params"]) for g in parameter_groups(run.model, run.cfg.optim))
         say(f"{label}: {run.model.num_params():,} parameters, {decayed:,} decayed and {rest:,} not")
     padded = runs[0].model.vocab_size - data.vocab_size
-    say(
-        f"data: {len(data.train):,} training and {len(data.val):,} validation tokens, vocabulary {data.vocab_size}"
-        + (f" padded by {padded}" if padded else "")
-    )
+    say(f"data: {data}" + (f" padded by {padded}" if padded else ""))
     where = f" on each of {world.size} processes ({world.strategy})" if world.size > 1 else ""
     tokens = cfg.train.batch_size * cfg.model.block_size
     say(f"{tokens:,} tokens a step, in {cfg.train.accumulate} micro-batches{where}")
@@ -231,8 +230,9 @@ def loop(runs: list[Run], batches: TrainBatches, val: tuple[torch.Tensor, torch.
                         f"OMP_NUM_THREADS={max(torch.get_num_threads() - 1, 1)} {shlex.join(words_typed())}"
                     )
             if save:
+                positions = [p for own in world.gathered(lambda done=done: batches.position(done)) for p in own]
                 for run in runs:
-                    run.save(done)
+                    run.save(done, positions)
                 for run in runs:
                     run.prune()
             if asked and done < last:

@@ -31,6 +31,7 @@ FREE_KEYS = {
     "train.stop_at",
     "data.path",
     "data.cache_dir",
+    "data.num_proc",
     "dist.strategy",
     "dist.shard",
     "dist.reshard",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from data.shards import Shards, as_shards
 from errors import UserError
 
 MASK = 2**64 - 1
@@ -15,6 +16,7 @@ FEISTEL_ROUNDS = 6
 # The purposes for which keys are drawn from a seed.
 ORDER, OFFSET = 1, 2
 IGNORED_TARGET = -100
+HASHED_STEPS = (0, 1, 100)
 
 
 def mix64(x):
@@ -67,9 +69,9 @@ class TrainBatches:
     A batch may span epochs. Raises UserError if the split is shorter than one block.
     """
 
-    def __init__(self, tokens: np.ndarray, *, block_size: int, batch_size: int, seed: int):
+    def __init__(self, tokens: Shards | np.ndarray, *, block_size: int, batch_size: int, seed: int):
         require_a_block(tokens, block_size, "train")
-        self.tokens = np.asarray(tokens)
+        self.tokens = as_shards(tokens)
         self.block_size, self.batch_size, self.seed = block_size, batch_size, seed
         # One block fewer than would fit, where possible: the slack lets the block borders move by up to a block.
         self.n_blocks = max(1, (len(tokens) - block_size) // block_size)
@@ -79,6 +81,17 @@ class TrainBatches:
         each = self.batch_size // size
         sequences = step * self.batch_size + np.arange(rank * each, (rank + 1) * each)
         return gather(self.tokens, self.starts(sequences), self.block_size)
+
+    def hashes(self) -> dict[int, str]:
+        """Of some batches, by step: by them one sees whether two runs had the same."""
+        return {step: batch_hash(*self(step)) for step in HASHED_STEPS}
+
+    def go_to(self, step: int, positions: list) -> None:
+        """Nothing to do: a batch is known by its step."""
+
+    def position(self, step: int) -> list:
+        """What a checkpoint has to hold beside the step, to find its batch again."""
+        return []
 
     def starts(self, sequences: np.ndarray) -> np.ndarray:
         """First token of each block, (m,), for sequence numbers counted over all steps, (m,)."""
@@ -92,7 +105,7 @@ class TrainBatches:
         return starts
 
 
-def eval_blocks(tokens: np.ndarray, *, block_size: int, n_tokens: int | None) -> tuple[np.ndarray, np.ndarray]:
+def eval_blocks(tokens: Shards | np.ndarray, *, block_size: int, n_tokens: int | None) -> tuple[np.ndarray, np.ndarray]:
     """A fixed set of validation blocks (x, y), int64 (n_blocks, T) each, that share no target.
 
     n_tokens=None takes the whole split: each of the n - 1 targets once, the last block filled up with x = 0 and
@@ -101,6 +114,7 @@ def eval_blocks(tokens: np.ndarray, *, block_size: int, n_tokens: int | None) ->
     """
     require_a_block(tokens, block_size, "val")
     assert n_tokens is None or n_tokens > 0
+    tokens = as_shards(tokens)
     targets = len(tokens) - 1
     wanted = targets if n_tokens is None else -(-n_tokens // block_size)
     if n_tokens is None or wanted > targets // block_size:
@@ -109,21 +123,22 @@ def eval_blocks(tokens: np.ndarray, *, block_size: int, n_tokens: int | None) ->
     return gather(tokens, starts, block_size)
 
 
-def whole_split(tokens: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+def whole_split(tokens: Shards, block_size: int) -> tuple[np.ndarray, np.ndarray]:
     n_blocks = -(-(len(tokens) - 1) // block_size)
     x = np.zeros((n_blocks, block_size), np.int64)
     y = np.full((n_blocks, block_size), IGNORED_TARGET, np.int64)
-    x.flat[: len(tokens) - 1] = tokens[:-1]
-    y.flat[: len(tokens) - 1] = tokens[1:]
+    ids = tokens.take(np.array([0]), len(tokens))[0]
+    x.flat[: len(ids) - 1] = ids[:-1]
+    y.flat[: len(ids) - 1] = ids[1:]
     return x, y
 
 
-def gather(tokens: np.ndarray, starts: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    blocks = np.asarray(tokens)[starts[:, None] + np.arange(block_size + 1)].astype(np.int64)  # (m, T+1)
+def gather(tokens: Shards, starts: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    blocks = tokens.take(starts, block_size + 1)  # (m, T+1)
     return np.ascontiguousarray(blocks[:, :-1]), np.ascontiguousarray(blocks[:, 1:])
 
 
-def require_a_block(tokens: np.ndarray, block_size: int, split: str) -> None:
+def require_a_block(tokens: Shards | np.ndarray, block_size: int, split: str) -> None:
     if len(tokens) < block_size + 1:
         raise UserError(
             f"the {split} split has {len(tokens)} tokens, but block_size={block_size} needs at least {block_size + 1}; "

@@ -1,10 +1,10 @@
-"""The text to train on: where it is found, how it is read, and which part of it validates.
+"""The text to train on: where it is found, what it is known by, and which part of it validates.
 
-A corpus has a fingerprint that can be had without preparing it, so that a cached token file opens quickly.
+A corpus has an identity that can be had without reading it all as text, so that prepared tokens open quickly.
 """
 
-import glob
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -12,48 +12,85 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from data.config import DataConfig, Source
+from data.rows import Rows, check_column, check_split, load_builder, loading, quiet, revision_of, validating_share
+from data.text import FileText, Piece, cut, files_sha256, pieces_of, split_characters, text_files, universal_newlines
 from errors import UserError
 
 STDLIB_VAL_EVERY = 20
 # Tests, and a bundled pip; msilib is installed on Windows alone.
 STDLIB_LEFT_OUT = {"test", "tests", "idle_test", "_bundled", "msilib"}
-# Arrow's string column, in which `datasets` keeps a document, ends there.
-DOCUMENT_LIMIT_BYTES = 2**31 - 1
 CONNECT_TIMEOUT_S = 5
+PART_BYTES = 2**24
+"""Bytes of text that become one token file, or more: MOST_PARTS files are enough for any corpus."""
+MOST_PARTS = 1000
+
+
+class Part(Protocol):
+    """Some of a split's text, small enough for one process; it can be sent to another."""
+
+    def read(self) -> Iterator[tuple[bool, str]]:
+        """Whether a document begins, of those that are separated, and the text, piece by piece."""
 
 
 @dataclass
 class Corpus:
-    """Documents in order; a document never straddles the two splits except where `text` is cut."""
-
     name: str
     """For people: where the text came from."""
     sha256: str
-    """Equal to `corpus_sha256` of the same content."""
-    train: list[str]
-    val: list[str]
+    """What its text is known by: that of its files, or the revision of a data set."""
+    parts: dict[str, list[Part]]
+    """By split, in order; a document never straddles two splits except where `text` is cut."""
+    separated: bool
+    """Whether end-of-text stands before its documents."""
+    revision: str | None = None
 
 
-def corpus_sha256(cfg: DataConfig) -> str:
-    """Hash of the content that `load_corpus` would load now; raises UserError as it does."""
-    return FINGERPRINTS[cfg.source](cfg)
+@dataclass(frozen=True)
+class Texts:
+    """Documents in memory."""
+
+    documents: list[str]
+
+    def read(self) -> Iterator[tuple[bool, str]]:
+        for text in filter(None, self.documents):
+            for i, piece in enumerate(cut(text)):
+                yield i == 0, piece
 
 
-def load_corpus(cfg: DataConfig) -> Corpus:
-    """Read the configured source; raises UserError for what is missing, empty, binary or not utf-8."""
-    return LOADERS[cfg.source](cfg)
+def identity(cfg: DataConfig) -> list:
+    """Plain values that are equal where the text and its splits are; raises UserError as `load_corpus` does."""
+    return [str(cfg.source), *IDENTITIES[cfg.source](cfg), split_rule(cfg)]
+
+
+def load_corpus(cfg: DataConfig, scratch: Path) -> Corpus:
+    """Find the configured source; raises UserError for what is missing, empty, binary, not utf-8 or no text.
+
+    What `datasets` makes of local files goes below `scratch`.
+    """
+    return LOADERS[cfg.source](cfg, scratch)
 
 
 def split_rule(cfg: DataConfig) -> str:
-    """How the source is cut into train and val; part of a token file's identity."""
+    """How the source is cut into train and val, in words."""
     if cfg.source == Source.stdlib:
         return f"every {STDLIB_VAL_EVERY}th file validates"
-    return f"the last {cfg.val_fraction!r} of the characters validates"
+    if cfg.source == Source.text:
+        return f"the last {cfg.val_fraction!r} of the characters validates"
+    if cfg.source == Source.hub and cfg.val_split:
+        return f"the split {cfg.val_split} validates"
+    return f"one document in {validating_share(cfg)} validates"
+
+
+def digest(value) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+# stdlib
 
 
 def documents_sha256(documents: Iterable[tuple[str, str]]) -> str:
@@ -62,10 +99,6 @@ def documents_sha256(documents: Iterable[tuple[str, str]]) -> str:
     for name, text in documents:
         total.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(text.encode()).digest())
     return total.hexdigest()
-
-
-def universal_newlines(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_stdlib() -> dict[str, str]:
@@ -94,135 +127,123 @@ def decode_or_none(path: Path) -> str | None:
         return None
 
 
-def fingerprint_stdlib(cfg: DataConfig) -> str:
-    return documents_sha256(read_stdlib().items())
+def identify_stdlib(cfg: DataConfig) -> list:
+    return [documents_sha256(read_stdlib().items())]
 
 
-def load_stdlib(cfg: DataConfig) -> Corpus:
+def load_stdlib(cfg: DataConfig, scratch: Path) -> Corpus:
     documents = read_stdlib()
     texts = list(documents.values())
     val = texts[STDLIB_VAL_EVERY - 1 :: STDLIB_VAL_EVERY]
     train = [text for i, text in enumerate(texts) if i % STDLIB_VAL_EVERY != STDLIB_VAL_EVERY - 1]
     name = f"stdlib (Python {platform.python_version()}, {len(texts)} files)"
-    return Corpus(name, documents_sha256(documents.items()), train, val)
+    parts = {"train": [Texts(train)], "val": [Texts(val)]}
+    return Corpus(name, documents_sha256(documents.items()), parts, separated=True)
 
 
-def text_files(cfg: DataConfig) -> list[Path]:
-    """The files of `data.path`, or the downloaded `data.url`, sorted by path.
+# text
 
-    A path that exists is taken as it is, brackets and stars in its name included. A folder gives every regular file
-    below it that is neither hidden nor in a hidden folder, whatever its suffix; a glob narrows that.
-    """
-    if cfg.path is None and cfg.url is None:
-        raise UserError("data=text needs data.path=FILE, a folder, or a glob of utf-8 text")
-    if cfg.path is None:
+
+def paths_of(cfg: DataConfig) -> list[Path]:
+    """The files of `data.path`, or the downloaded `data.url`."""
+    if cfg.path is None and cfg.url is not None:
         return [download(cfg.url, Path(cfg.cache_dir) / "downloads")]
-    path = Path(cfg.path).expanduser()
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        found = [p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path))]
-    elif glob.has_magic(str(path)):
-        found = {p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()}
-    else:
-        raise UserError(f"data.path={cfg.path} is no file or folder, seen from {Path.cwd()}; correct the path")
-    if not found:
-        raise UserError(f"data.path={cfg.path} matches no file, seen from {Path.cwd()}; ** reaches into subfolders")
-    return sorted(found)
+    return text_files(cfg)
 
 
-def is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def read_utf8(path: Path) -> str:
-    """The file's text with "\\n" newlines; UserError if it is binary, not utf-8, or not readable."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    if len(raw) > DOCUMENT_LIMIT_BYTES:
-        raise UserError(f"{path} has {len(raw):,} bytes; cut it into files below 2 GiB and give their folder")
-    if b"\0" in raw:
-        raise UserError(
-            f"{path} is binary (zero byte at offset {raw.index(0)}); data.path takes utf-8 text, "
-            "and a glob such as FOLDER/**/*.txt picks it out"
-        )
-    try:
-        return universal_newlines(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not utf-8: byte 0x{raw[error.start]:02x} at offset {error.start}; "
-            f"convert it, for example with iconv -f latin1 -t utf-8"
-        ) from error
-
-
-def fingerprint_text(cfg: DataConfig) -> str:
+def identify_text(cfg: DataConfig) -> list:
     # Nameless: the same text under another path is the same corpus.
-    return documents_sha256(("", read_utf8(path)) for path in text_files(cfg))
+    return [files_sha256(paths_of(cfg)), str(cfg.errors), cfg.separate]
 
 
-def load_text(cfg: DataConfig) -> Corpus:
-    """Every file a document, joined without separator and cut once: the first 1 - val_fraction of the characters train.
+def load_text(cfg: DataConfig, scratch: Path) -> Corpus:
+    """Every file a document; all are joined and cut once: the first 1 - val_fraction of the characters train.
 
-    `datasets` reads in text mode, as nanoGPT does, so "\\r\\n" and "\\r" become "\\n".
+    As in nanoGPT, which reads in text mode, "\\r\\n" and "\\r" become "\\n".
     """
-    name, paths = str(cfg.path or cfg.url), text_files(cfg)
-    expected = documents_sha256(("", read_utf8(path)) for path in paths)
-    documents = read_documents(paths, Path(cfg.cache_dir))
-    if documents_sha256(("", text) for text in documents) != expected:
-        raise UserError(f"{name} changed while it was read; start again when nothing writes to it")
-    train, val = split_characters(documents, cfg.val_fraction)
+    name, paths = str(cfg.path or cfg.url), paths_of(cfg)
+    pieces = [piece for path in paths for piece in pieces_of(path, cfg.errors)]
+    train, val = split_characters(pieces, cfg.val_fraction)
     if not train or not val:
-        raise UserError(f"{name} holds {sum(map(len, documents))} characters, too few for two splits; give more text")
-    return Corpus(name, expected, train, val)
+        n_chars = sum(piece.n_chars for piece in pieces)
+        raise UserError(f"{name} holds {n_chars} characters, too few for two splits; give more text")
+    parts = {
+        split: [FileText(own, cfg.errors) for own in grouped(pieces)]
+        for split, pieces in (("train", train), ("val", val))
+    }
+    separated = cfg.separate and sum(piece.begins for piece in pieces) > 1
+    return Corpus(name, files_sha256(paths), parts, separated)
 
 
-def split_characters(documents: list[str], val_fraction: float) -> tuple[list[str], list[str]]:
-    """Cut the concatenation of the documents at nanoGPT's place, int(n * (1 - val_fraction))."""
-    cut = int(sum(map(len, documents)) * (1 - val_fraction))
-    train, val = [], []
-    for text in documents:
-        train.append(text[:cut])
-        val.append(text[cut:])
-        cut = max(0, cut - len(text))
-    return [text for text in train if text], [text for text in val if text]
+def grouped(pieces: list[Piece]) -> list[list[Piece]]:
+    """Pieces in lists of about PART_BYTES each."""
+    size = part_bytes(sum(piece.end - piece.begin for piece in pieces))
+    groups, held = [[]], 0
+    for piece in pieces:
+        if held >= size:
+            groups.append([])
+            held = 0
+        groups[-1].append(piece)
+        held += piece.end - piece.begin
+    return groups
 
 
-def read_documents(paths: list[Path], scratch: Path) -> list[str]:
-    """One string per file. The Arrow copy that `datasets` makes lives for this call only, so it is never stale."""
-    import datasets
-
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix=".arrow-") as folder, quiet(datasets):
-        try:
-            rows = datasets.load_dataset(
-                "text",
-                data_files=[glob.escape(os.path.abspath(path)) for path in paths],
-                sample_by="document",
-                split="train",
-                cache_dir=folder,
-                keep_in_memory=True,
-            )
-        except datasets.exceptions.DatasetGenerationError as error:
-            raise (error.__cause__ or error) from None
-    return list(rows["text"])
+def part_bytes(total: int) -> int:
+    return max(PART_BYTES, -(-total // MOST_PARTS))
 
 
-@contextmanager
-def quiet(datasets) -> Iterator[None]:
-    """No progress bars and no download counting (which waits on the network); both as before afterwards."""
-    counting, had_bars = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS, not datasets.are_progress_bars_disabled()
-    asked_for_bars = datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is False
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    if had_bars and not asked_for_bars:
-        datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = counting
-        if had_bars and not asked_for_bars:
-            datasets.enable_progress_bars()
+# columns of the Hub's data sets and of files
+
+
+def identify_files(cfg: DataConfig) -> list:
+    return [files_sha256(text_files(cfg)), cfg.column, str(cfg.errors), cfg.separate]
+
+
+def identify_hub(cfg: DataConfig) -> list:
+    """A local folder is known by its files, a data set of the Hub by what was asked for, which needs no network."""
+    local = Path(cfg.name or "").is_dir() and cfg.name
+    files = (
+        [files_sha256(sorted(path for path in Path(cfg.name).rglob("*") if path.is_file()))] if local else [cfg.name]
+    )
+    return [*files, cfg.subset, cfg.revision, cfg.column, cfg.separate, cfg.train_split, cfg.val_split]
+
+
+def load_rows(cfg: DataConfig, scratch: Path) -> Corpus:
+    with loading(cfg):
+        builder = load_builder(cfg, str(scratch / "arrow"))
+        builder.download_and_prepare()
+        splits = list(builder.info.splits)
+        names = (
+            {"train": cfg.train_split, "val": cfg.val_split}
+            if cfg.source == Source.hub
+            else {"train": "train", "val": None}
+        )
+        for name in filter(None, names.values()):
+            check_split(cfg, splits, name)
+        loaded = {split: builder.as_dataset(split=name) for split, name in names.items() if name}
+    for dataset in loaded.values():
+        check_column(cfg, {name: getattr(kind, "dtype", str(kind)) for name, kind in dataset.features.items()})
+    every = 0 if names["val"] else validating_share(cfg)
+    parts = {
+        split: [Rows(dataset, cfg.column, *ends, every, validating=split == "val") for ends in ranges(dataset)]
+        for split, dataset in (("train", loaded["train"]), ("val", loaded.get("val", loaded["train"])))
+    }
+    revision = revision_of(cfg, builder)
+    return Corpus(corpus_name(cfg), digest([*identity(cfg), revision]), parts, cfg.separate, revision)
+
+
+def corpus_name(cfg: DataConfig) -> str:
+    return " ".join(filter(None, (cfg.name, cfg.subset))) or str(cfg.path)
+
+
+def ranges(dataset) -> list[tuple[int, int]]:
+    """Rows of about PART_BYTES each."""
+    n_rows, n_bytes = len(dataset), dataset.data.nbytes
+    each = max(1, int(n_rows * part_bytes(n_bytes) / max(1, n_bytes)))
+    return [(at, min(at + each, n_rows)) for at in range(0, n_rows, each)]
+
+
+# a file to download
 
 
 def download(url: str, folder: Path) -> Path:
@@ -259,5 +280,17 @@ def fetch(url: str, local: Path) -> None:
         os.replace(copy, local)
 
 
-FINGERPRINTS = {Source.stdlib: fingerprint_stdlib, Source.text: fingerprint_text}
-LOADERS = {Source.stdlib: load_stdlib, Source.text: load_text}
+IDENTITIES = {
+    Source.stdlib: identify_stdlib,
+    Source.text: identify_text,
+    Source.json: identify_files,
+    Source.parquet: identify_files,
+    Source.hub: identify_hub,
+}
+LOADERS = {
+    Source.stdlib: load_stdlib,
+    Source.text: load_text,
+    Source.json: load_rows,
+    Source.parquet: load_rows,
+    Source.hub: load_rows,
+}

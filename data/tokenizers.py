@@ -1,5 +1,6 @@
 """Text to token ids and back: every tokenizer is a tiktoken Encoding, and a small record rebuilds it."""
 
+import base64
 import hashlib
 import os
 import tempfile
@@ -11,74 +12,113 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data.config import Tokenizer
+from data.text import cut
 from errors import UserError
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
-GPT2_URLS = (
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json",
-)
+END_OF_TEXT = "<|endoftext|>"
+OPENAI = "https://openaipublic.blob.core.windows.net"
+DOWNLOADS = {  # tiktoken_ext/openai_public.py
+    Tokenizer.gpt2: (f"{OPENAI}/gpt-2/encodings/main/vocab.bpe", f"{OPENAI}/gpt-2/encodings/main/encoder.json"),
+    Tokenizer.cl100k_base: (f"{OPENAI}/encodings/cl100k_base.tiktoken",),
+    Tokenizer.o200k_base: (f"{OPENAI}/encodings/o200k_base.tiktoken",),
+}
 NETWORK_TIMEOUT_S = 5
-# These treat every byte or character alone, so a text may be cut anywhere; GPT-2's merges may not.
-CUT_ANYWHERE = {Tokenizer.bytes, Tokenizer.char}
-PIECE_CHARS = 1 << 20
+# GPT-2's, by which the words of `bpe` are cut too (Radford et al. 2019; tokenizers' ByteLevel has the same).
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 
-def build_encoding(kind: Tokenizer, text: Iterable[str] = ()) -> "Encoding":
-    """The Encoding named `kind`. `text`, one string or many, gives `char` its characters, the others ignore it.
+def build_encoding(kind: Tokenizer, text: Iterable[str] = (), *, vocab_size: int = 0, separated: bool = True):
+    """The Encoding named `kind`. `text` gives `char` its characters and `bpe` its `vocab_size` words.
 
-    Raises UserError if `gpt2` is neither cached nor to be had.
+    `char` has end-of-text only where documents are `separated`, the others always. Raises UserError where files of
+    OpenAI's are neither cached nor to be had.
     """
-    return BUILDERS[kind](text)
+    if kind == Tokenizer.bytes:
+        return build_bytes()
+    if kind == Tokenizer.char:
+        return build_char({character for piece in text for character in set(piece)}, separated)
+    if kind == Tokenizer.bpe:
+        return build_bpe(learn_bpe(text, vocab_size - 1))
+    return download(kind)
 
 
-def build_bytes(text: Iterable[str]) -> "Encoding":
+def build_bytes() -> "Encoding":
     from tiktoken import Encoding
 
     ranks = {bytes([i]): i for i in range(256)}
-    return Encoding("bytes", pat_str=r"(?s).+", mergeable_ranks=ranks, special_tokens={})
+    return Encoding("bytes", pat_str=r"(?s).+", mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 256})
 
 
-def build_char(text: Iterable[str]) -> "Encoding":
+def build_char(characters: Iterable[str], separated: bool) -> "Encoding":
     """Ids in sorted order of the characters, as in nanoGPT's shakespeare_char."""
     from tiktoken import Encoding
 
-    characters = sorted({character for piece in text for character in set(piece)})
-    ranks = {character.encode(): i for i, character in enumerate(characters)}
-    return Encoding("char", pat_str=r"(?s).", mergeable_ranks=ranks, special_tokens={})
+    ranks = {character.encode(): i for i, character in enumerate(sorted(characters))}
+    special = {END_OF_TEXT: len(ranks)} if separated else {}
+    return Encoding("char", pat_str=r"(?s).", mergeable_ranks=ranks, special_tokens=special)
 
 
-def build_gpt2(text: Iterable[str]) -> "Encoding":
+def learn_bpe(text: Iterable[str], n_words: int) -> list[bytes]:
+    """The bytes of each id, learnt by the `tokenizers` library in the order of its merges.
+
+    Fewer than `n_words` where the text has no more pairs to join.
+    """
+    from tokenizers import Tokenizer as Learner
+    from tokenizers import models, pre_tokenizers, trainers
+
+    learner = Learner(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = byte_characters()
+    trainer = trainers.BpeTrainer(vocab_size=n_words, initial_alphabet=list(alphabet), show_progress=False)
+    learner.train_from_iterator(text, trainer)
+    ids = learner.get_vocab()
+    return [bytes(alphabet[character] for character in word) for word in sorted(ids, key=ids.get)]
+
+
+def byte_characters() -> dict[str, int]:
+    """The characters by which GPT-2's vocabulary and `tokenizers` write bytes (Radford et al. 2019, encoder.py)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def build_bpe(words: list[bytes]) -> "Encoding":
+    from tiktoken import Encoding
+
+    ranks = {word: i for i, word in enumerate(words)}
+    return Encoding("bpe", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(words)})
+
+
+def download(kind: Tokenizer) -> "Encoding":
     import requests
     import tiktoken
 
     try:
-        if not all(path.exists() for path in gpt2_files()):
+        if not all(path.exists() for path in openai_files(kind)):
             # tiktoken itself waits without a limit.
-            requests.head(GPT2_URLS[0], timeout=NETWORK_TIMEOUT_S)
-        return tiktoken.get_encoding("gpt2")
+            requests.head(DOWNLOADS[kind][0], timeout=NETWORK_TIMEOUT_S)
+        return tiktoken.get_encoding(kind)
     except (OSError, ValueError) as error:
-        raise UserError(gpt2_advice()) from error
+        raise UserError(download_advice(kind)) from error
 
 
-def gpt2_files() -> list[Path]:
-    """Where tiktoken looks for GPT-2's two files before it downloads them (tiktoken/load.py, `read_file_cached`)."""
+def openai_files(kind: Tokenizer) -> list[Path]:
+    """Where tiktoken looks for an encoding's files before it downloads them (tiktoken/load.py, `read_file_cached`)."""
     default = os.path.join(tempfile.gettempdir(), "data-gym-cache")
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", default))
-    return [Path(folder) / hashlib.sha1(url.encode()).hexdigest() for url in GPT2_URLS]
+    return [Path(folder) / hashlib.sha1(url.encode()).hexdigest() for url in DOWNLOADS[kind]]
 
 
-def gpt2_advice() -> str:
-    pairs = "\n".join(f"  {url}\n    as {path}" for url, path in zip(GPT2_URLS, gpt2_files(), strict=True))
+def download_advice(kind: Tokenizer) -> str:
+    pairs = zip(DOWNLOADS[kind], openai_files(kind), strict=True)
+    lines = "\n".join(f"  {url}\n    as {path}" for url, path in pairs)
     return (
-        f"data.tokenizer=gpt2 needs two files that could not be downloaded; put them in tiktoken's cache folder, "
-        f"which TIKTOKEN_CACHE_DIR names, or use data.tokenizer=bytes, which needs none:\n{pairs}"
+        f"data.tokenizer={kind} needs files that could not be downloaded; put them in tiktoken's cache folder, "
+        f"which TIKTOKEN_CACHE_DIR names, or use data.tokenizer=bytes, which needs none:\n{lines}"
     )
-
-
-BUILDERS = {Tokenizer.bytes: build_bytes, Tokenizer.char: build_char, Tokenizer.gpt2: build_gpt2}
 
 
 def encode(encoding: "Encoding", text: str) -> np.ndarray:
@@ -90,19 +130,34 @@ def encode(encoding: "Encoding", text: str) -> np.ndarray:
     if encoding.name == Tokenizer.char and (unknown := set(text) - known_characters(encoding)):
         shown = ", ".join(repr(character) for character in sorted(unknown)[:10])
         raise UserError(
-            f"the vocabulary of {encoding.n_vocab} characters lacks {len(unknown)} of this text: {shown}; "
-            f"leave them out, or train with data.tokenizer=bytes, which knows every text"
+            f"the vocabulary of {len(known_characters(encoding))} characters lacks {len(unknown)} of this text: "
+            f"{shown}; leave them out, or train with data.tokenizer=bytes, which knows every text"
         )
-    size = PIECE_CHARS if encoding.name in CUT_ANYWHERE else max(1, len(text))
-    pieces = (text[i : i + size] for i in range(0, len(text), size))
     dtype = token_dtype(encoding.n_vocab)
-    ids = [encoding.encode_to_numpy(piece, disallowed_special=()).astype(dtype) for piece in pieces]
-    return np.concatenate(ids) if ids else np.empty(0, dtype)
+    ids = [encoding.encode_to_numpy(piece, disallowed_special=()).astype(dtype) for piece in cut(text)]
+    return np.concatenate(ids)
+
+
+def decode(encoding: "Encoding", ids: list[int]) -> str:
+    """Their text, U+FFFD for bytes that are none; ids that the encoding leaves out stand for nothing."""
+    known = known_ids(encoding)
+    return encoding.decode([i for i in ids if i in known], errors="replace")
+
+
+@lru_cache(maxsize=4)
+def known_ids(encoding: "Encoding") -> frozenset[int]:
+    words = [*encoding.token_byte_values(), *(word.encode() for word in encoding.special_tokens_set)]
+    return frozenset(encoding.encode_single_token(word) for word in words)
 
 
 @lru_cache(maxsize=4)
 def known_characters(encoding: "Encoding") -> frozenset[str]:
-    return frozenset(token.decode() for token in vocabulary(encoding))
+    return frozenset(token.decode() for token in encoding.token_byte_values())
+
+
+def end_of_text(encoding: "Encoding") -> int | None:
+    """The id that separates documents; None where the tokenizer has none."""
+    return encoding.encode_single_token(END_OF_TEXT) if END_OF_TEXT in encoding.special_tokens_set else None
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -111,31 +166,42 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def vocabulary(encoding: "Encoding") -> list[bytes]:
-    """The bytes of each id."""
-    return [encoding.decode_single_token_bytes(i) for i in range(encoding.n_vocab)]
+    """The bytes of each id; none for special tokens, and for ids that cl100k_base and o200k_base leave out."""
+    words = [b""] * encoding.n_vocab
+    for word in encoding.token_byte_values():
+        words[encoding.encode_single_token(word)] = word
+    return words
 
 
 def token_bytes(encoding: "Encoding") -> list[int]:
     """Length in utf-8 bytes of each id; 0 for special tokens, which stand for no text."""
-    return [0 if encoding.is_special_token(i) else len(token) for i, token in enumerate(vocabulary(encoding))]
+    return [len(word) for word in vocabulary(encoding)]
 
 
 def encoding_record(encoding: "Encoding") -> dict:
     """Plain values from which `encoding_from_record` rebuilds the Encoding without the corpus."""
-    tokens = vocabulary(encoding)
-    lengths = ",".join(str(len(token)) for token in tokens)
-    record = {"kind": encoding.name, "vocab_size": encoding.n_vocab}
+    words = vocabulary(encoding)
+    lengths = ",".join(str(len(word)) for word in words)
+    record = {"kind": encoding.name, "vocab_size": encoding.n_vocab, "end_of_text": end_of_text(encoding)}
     if encoding.name == Tokenizer.char:
-        record["characters"] = b"".join(tokens).decode()
-    record["sha256"] = hashlib.sha256(lengths.encode() + b"\n" + b"".join(tokens)).hexdigest()
+        record["characters"] = b"".join(words).decode()
+    if encoding.name == Tokenizer.bpe:
+        record["words"] = " ".join(base64.b64encode(word).decode() for word in words if word)
+    record["sha256"] = hashlib.sha256(lengths.encode() + b"\n" + b"".join(words)).hexdigest()
     return record
 
 
 def encoding_from_record(record: dict) -> "Encoding":
     """The Encoding of an `encoding_record`; raises UserError if it cannot be rebuilt exactly."""
-    if record.get("kind") not in BUILDERS:
-        raise UserError(f"unknown tokenizer {record.get('kind')!r} on record; known are {', '.join(BUILDERS)}")
-    encoding = build_encoding(record["kind"], record.get("characters", ""))
+    kind = record.get("kind")
+    if kind not in list(Tokenizer):
+        raise UserError(f"unknown tokenizer {kind!r} on record; known are {', '.join(Tokenizer)}")
+    if kind == Tokenizer.char:
+        encoding = build_char(record["characters"], record["end_of_text"] is not None)
+    elif kind == Tokenizer.bpe:
+        encoding = build_bpe([base64.b64decode(word) for word in record["words"].split()])
+    else:
+        encoding = build_encoding(kind)
     if encoding_record(encoding) != record:
-        raise UserError(f"the {record['kind']} vocabulary differs from the recorded one; prepare the data again")
+        raise UserError(f"the {kind} vocabulary differs from the recorded one; prepare the data again")
     return encoding

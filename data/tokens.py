@@ -1,14 +1,12 @@
-"""Token files: prepared once per (content, split rule, tokenizer), then opened as memory maps.
+"""Opened tokens: of a prepared folder, of token files made elsewhere, or of a stream.
 
-A cache folder holds train_000.bin and val_000.bin (bare ids, in the recorded dtype) and tokens.json.
+A prepared folder lies below data.cache_dir, named after its text, split rule and tokenizer. It holds train_000.bin and
+so on, val_000.bin and so on (bare ids, in the recorded dtype), and tokens.json.
 """
 
+import glob
 import hashlib
 import json
-import os
-import secrets
-import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,152 +14,167 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.config import DataConfig, Tokenizer
-from data.sources import Corpus, corpus_sha256, load_corpus, split_rule
-from data.tokenizers import build_encoding, encode, encoding_from_record, encoding_record, token_bytes, token_dtype
+from data.config import FROM_CORPUS, DataConfig, Source
+from data.prepare import FORMAT, RECORD_NAME, cache_key, prepare
+from data.shards import CHECKED_WHOLE, ShardFile, Shards, ends_sha256, foreign_shard, whole_sha256
+from data.stream import Stream, open_stream
+from data.tokenizers import build_encoding, encoding_from_record, encoding_record, end_of_text, token_bytes
 from errors import UserError
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
-FORMAT = 1
-TRAIN_NAME, VAL_NAME, RECORD_NAME = "train_000.bin", "val_000.bin", "tokens.json"
+SPLITS = ("train", "val")
 
 
 @dataclass
 class TokenData:
-    """An opened token cache."""
+    """Opened tokens, with what is known of them."""
 
-    train: np.memmap
-    """(n_train,) token ids, read-only, uint16 or uint32."""
-    val: np.memmap
+    train: Shards | Stream
+    """(n_train,) token ids."""
+    val: Shards
     """(n_val,) likewise."""
     encoding: "Encoding"
     vocab_size: int
     token_bytes: np.ndarray
     """(vocab_size,) int64: utf-8 bytes that each id stands for, 0 for special tokens."""
     record: dict
-    """The content of tokens.json."""
+    """The content of tokens.json, or what there is of it."""
+
+    def __str__(self) -> str:
+        train = "streamed" if isinstance(self.train, Stream) else f"{len(self.train):,}"
+        return f"{train} training and {len(self.val):,} validation tokens, vocabulary {self.vocab_size}"
+
+    @property
+    def separator(self) -> int | None:
+        """The id that stands before each document; None where the tokenizer has none."""
+        return end_of_text(self.encoding)
 
 
-def open_tokens(cfg: DataConfig, say: Callable[[str], None] = print) -> TokenData:
-    """Open the token cache of `cfg`, preparing it first if there is none, and then `say` so in one line.
+def open_tokens(cfg: DataConfig, say: Callable[[str], None] = print, *, val_tokens: int | None = None) -> TokenData:
+    """Open the tokens of `cfg`, preparing them first if there are none, and then `say` so in one line.
 
-    Raises UserError for a source or tokenizer that cannot be had, a damaged cache, or no room for one.
+    Of a stream as many validation tokens as `val_tokens` are read. Raises UserError for a source or tokenizer that
+    cannot be had, a damaged folder, or no room for one.
     """
-    if cfg.tokenizer == Tokenizer.gpt2:
-        build_encoding(cfg.tokenizer)  # missing files should surface before a long read
-    folder = Path(cfg.cache_dir) / cache_key(cfg, corpus_sha256(cfg))
-    if not folder.is_dir():
-        folder = prepare(cfg, say)
+    if cfg.source == Source.bin:
+        return open_bin(cfg)
+    if cfg.tokenizer not in FROM_CORPUS:
+        encoding = build_encoding(cfg.tokenizer)  # missing files should surface before a long read
+    if cfg.stream:
+        train, val, record = open_stream(cfg, encoding, val_tokens)
+        return token_data(train, val, encoding, record)
+    if not (folder := token_folder(cfg)).is_dir():
+        prepare(cfg, folder, say)
     return read_tokens(folder)
 
 
-def cache_key(cfg: DataConfig, corpus_hash: str) -> str:
-    identity = [FORMAT, corpus_hash, split_rule(cfg), str(cfg.tokenizer)]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+def token_folder(cfg: DataConfig) -> Path:
+    """Where the prepared tokens of `cfg` lie, or will."""
+    return Path(cfg.cache_dir) / cache_key(cfg)
 
 
-def prepare(cfg: DataConfig, say: Callable[[str], None]) -> Path:
-    """Load, encode and publish; returns the cache folder."""
-    start, root = time.perf_counter(), Path(cfg.cache_dir)
-    try:
-        corpus = load_corpus(cfg)
-        encoding = build_encoding(cfg.tokenizer, [*corpus.train, *corpus.val])
-        folder = root / cache_key(cfg, corpus.sha256)
-        counts = publish(folder, corpus, encoding, split_rule(cfg))
-    except OSError as error:
-        raise UserError(
-            f"cannot write token files to {root}: {error.strerror or error}; "
-            f"mend that, or choose another folder with data.cache_dir=FOLDER"
-        ) from error
-    size, seconds = count_text(sum(counts.values())), time.perf_counter() - start
-    say(f"prepared {size} tokens ({encoding.name}) from {corpus.name} in {seconds:.1f} s -> {folder}")
-    return folder
-
-
-def publish(folder: Path, corpus: Corpus, encoding: "Encoding", rule: str) -> dict[str, int]:
-    """Write beside `folder`, then rename, so that `folder` is whole or absent; returns tokens per split."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        temporary.mkdir(parents=True)
-        counts = {
-            "train": write_split(temporary / TRAIN_NAME, corpus.train, encoding),
-            "val": write_split(temporary / VAL_NAME, corpus.val, encoding),
-        }
-        record = describe(corpus, encoding, rule, counts)
-        with open(temporary / RECORD_NAME, "w", encoding="utf-8") as file:
-            json.dump(record, file)
-        rename_unless_there(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return counts
-
-
-def write_split(path: Path, texts: list[str], encoding: "Encoding") -> int:
-    count = 0
-    with open(path, "wb") as file:
-        for text in texts:
-            ids = encode(encoding, text)
-            file.write(ids.data)  # unlike ndarray.tofile, keeps the reason when the disk is full
-            count += len(ids)
-    return count
-
-
-def describe(corpus: Corpus, encoding: "Encoding", rule: str, counts: dict[str, int]) -> dict:
-    splits = {"train": corpus.train, "val": corpus.val}
-    return {
-        "format": FORMAT,
-        "source": corpus.name,
-        "corpus_sha256": corpus.sha256,
-        "split_rule": rule,
-        "tokenizer": encoding_record(encoding),
-        "dtype": token_dtype(encoding.n_vocab).name,
-        "tokens": counts,
-        "characters": {split: sum(map(len, texts)) for split, texts in splits.items()},
-        "bytes": {split: sum(len(text.encode()) for text in texts) for split, texts in splits.items()},
-        "token_bytes": token_bytes(encoding),
-    }
-
-
-def rename_unless_there(temporary: Path, folder: Path) -> None:
-    """Of several processes that prepare the same folder the first to finish wins; their content is equal."""
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
+def token_data(train: Shards | Stream, val: Shards, encoding: "Encoding", record: dict) -> TokenData:
+    return TokenData(train, val, encoding, encoding.n_vocab, np.array(token_bytes(encoding), dtype=np.int64), record)
 
 
 def read_tokens(folder: Path) -> TokenData:
-    """Open a cache folder; raises UserError naming the file that is truncated, damaged or missing."""
+    """Open a prepared folder; raises UserError naming the file that is truncated, damaged, exchanged or missing."""
     path = folder / RECORD_NAME
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        tokenizer, dtype, counts = record["tokenizer"], np.dtype(record["dtype"]), record["tokens"]
+        if record["format"] != FORMAT:
+            raise UserError(f"{path} is of format {record['format']}, and this is {FORMAT}; {remedy(folder)}")
+        vocab_size, dtype = record["tokenizer"]["vocab_size"], np.dtype(record["dtype"])
+        notes = [note for split in SPLITS for note in record["shards"][split]]
+        whole = sum(note["tokens"] for note in notes) * dtype.itemsize <= CHECKED_WHOLE
+        for note in notes:
+            check_shard(folder / note["file"], note, dtype, whole)
+        train, val = (
+            Shards(
+                [ShardFile(folder / note["file"], dtype, note["tokens"]) for note in record["shards"][split]],
+                vocab_size,
+            )
+            for split in SPLITS
+        )
         lengths = np.array(record["token_bytes"], dtype=np.int64)
-        vocab_size = tokenizer["vocab_size"]
-        train = open_split(folder / TRAIN_NAME, dtype, counts["train"], vocab_size)
-        val = open_split(folder / VAL_NAME, dtype, counts["val"], vocab_size)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path} or a file beside it is damaged ({reason}); {remedy(folder)}") from error
-    return TokenData(train, val, encoding_from_record(tokenizer), vocab_size, lengths, record)
+    return TokenData(train, val, encoding_from_record(record["tokenizer"]), vocab_size, lengths, record)
 
 
-def open_split(path: Path, dtype: np.dtype, count: int, vocab_size: int) -> np.memmap:
-    size, expected = path.stat().st_size, count * dtype.itemsize
+def check_shard(path: Path, note: dict, dtype: np.dtype, whole: bool) -> None:
+    """UserError unless a token file has the recorded size and ends, or the recorded hash where it is read `whole`."""
+    size, expected = path.stat().st_size, note["tokens"] * dtype.itemsize
     if size != expected:
         raise UserError(f"{path} has {size:,} bytes, not the recorded {expected:,}; {remedy(path.parent)}")
-    tokens = np.memmap(path, dtype=dtype, mode="r", shape=(count,))
-    if (largest := tokens.max()) >= vocab_size:
-        raise UserError(f"{path} holds id {largest}, but vocab_size is {vocab_size}; {remedy(path.parent)}")
-    return tokens
+    found, recorded = (whole_sha256(path), note["sha256"]) if whole else (ends_sha256(path), note["ends_sha256"])
+    if found != recorded:
+        raise UserError(f"{path} is not the file that was written, by its checksum; {remedy(path.parent)}")
 
 
 def remedy(folder: Path) -> str:
     return f"delete the folder {folder}, and it is prepared again"
 
 
-def count_text(n: int) -> str:
-    return f"{n / 1e6:.1f} M" if n >= 1e5 else f"{n:,}"
+# token files made elsewhere
+
+
+def open_bin(cfg: DataConfig) -> TokenData:
+    """Token files of nanoGPT or llm.c, train and val by their names, or a folder that scripts.prepare made."""
+    path = Path(cfg.path or "").expanduser()
+    if cfg.path is not None and (path / RECORD_NAME).is_file():
+        data = read_tokens(path)
+        if (kind := data.record["tokenizer"]["kind"]) != cfg.tokenizer:
+            raise UserError(f"{path} holds tokens of {kind}; data.tokenizer={kind} takes them as they are")
+        return data
+    if cfg.tokenizer in FROM_CORPUS:
+        raise UserError(
+            f"data=bin with data.tokenizer={cfg.tokenizer} needs a folder with {RECORD_NAME}, which holds the "
+            "vocabulary; prepare the text with data=text, or name the tokenizer that made the files"
+        )
+    encoding = build_encoding(cfg.tokenizer)
+    shards = {split: [foreign_shard(file) for file in files] for split, files in bin_files(cfg).items()}
+    if len({shard.dtype for own in shards.values() for shard in own}) > 1:
+        raise UserError(f"data.path={cfg.path} mixes files of uint16 and uint32 ids; give those of one tokenizer")
+    opened = {split: Shards(own, encoding.n_vocab) for split, own in shards.items()}
+    whole = sum(shard.count * shard.dtype.itemsize for own in shards.values() for shard in own) <= CHECKED_WHOLE
+    for tokens in opened.values() if whole else ():
+        for _ in tokens.chunks():  # an id beyond the vocabulary is refused
+            pass
+    known = [
+        [(file.name, file.stat().st_size, ends_sha256(file)) for file in (s.path for s in own)]
+        for own in shards.values()
+    ]
+    record = {
+        "format": FORMAT,
+        "source": str(cfg.path),
+        "corpus_sha256": hashlib.sha256(json.dumps(known).encode()).hexdigest(),
+        "revision": None,
+        "split_rule": "by the names of the files",
+        "tokenizer": encoding_record(encoding),
+        "dtype": next(iter(shards["train"])).dtype.name,
+        "tokens": {split: len(tokens) for split, tokens in opened.items()},
+    }
+    return token_data(opened["train"], opened["val"], encoding, record)
+
+
+def bin_files(cfg: DataConfig) -> dict[str, list[Path]]:
+    """The .bin files of data.path by split: "val" in a name validates, "train" trains."""
+    if cfg.path is None:
+        raise UserError("data=bin needs data.path=FOLDER, or a glob, of train*.bin and val*.bin files")
+    path = Path(cfg.path).expanduser()
+    found = path.glob("*.bin") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
+    files = sorted(file for file in found if file.is_file())
+    by_split = {"train": [], "val": []}
+    for file in files:
+        if split := next((split for split in ("val", "train") if split in file.name), None):
+            by_split[split].append(file)
+    if missing := [split for split, own in by_split.items() if not own]:
+        raise UserError(
+            f"data.path={cfg.path} has no .bin file with {' or '.join(missing)} in its name, seen from {Path.cwd()}; "
+            f"found: {', '.join(file.name for file in files[:5]) or 'none'}"
+        )
+    return by_split

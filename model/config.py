@@ -45,8 +45,8 @@ class ModelConfig:
     """Tokens per training sequence; also the longest context of a sample."""
     n_hidden: int | None = None
     """Width of the SwiGLU; none = 8/3 n_embd, rounded up to a multiple of 32."""
-    vocab_multiple: int = 1
-    """The vocabulary is that of the data, padded up to a multiple of this."""
+    vocab_multiple: int = 64
+    """The vocabulary is that of the data, padded up to a multiple of this; the ids added have no part in the loss."""
     dropout: float = 0.0
     bias: bool = False
     """Biases in the linear layers and in LayerNorm; RMSNorm has none."""

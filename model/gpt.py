@@ -36,7 +36,7 @@ PLACEMENTS = {Placement.pre: pre, Placement.post: post}
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions, (B, T, C) -> (B, T, C)."""
+    """Causal self-attention with rotary positions, (B, T, C) -> (B, T, C); within a mask (B, 1, T, T), if any."""
 
     def __init__(self, cfg: ModelConfig, kernels: Kernels):
         super().__init__()
@@ -44,12 +44,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(cfg.n_embd, 3 * cfg.n_embd, bias=cfg.bias)
         self.out = nn.Linear(cfg.n_embd, cfg.n_embd, bias=cfg.bias)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         B, T, C = x.shape
         q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))  # (B, H, T, D)
         q, k = self.rope(q, k, cos, sin)
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, dropout_p=dropout)
         return self.out(y.transpose(1, 2).reshape(B, T, C))
 
 
@@ -77,22 +77,41 @@ class Block(nn.Module):
         self.mlp = SwiGLU(cfg, kernels)
         self.drop = nn.Dropout(cfg.dropout)
 
-    def forward(self, stream: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
-        attend = lambda x: self.drop(self.attention(x, cos, sin))  # noqa: E731
+    def forward(
+        self, stream: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        attend = lambda x: self.drop(self.attention(x, cos, sin, mask))  # noqa: E731
         stream, branch = self.place(stream, branch, self.attention_norm, attend)
         return self.place(stream, branch, self.mlp_norm, lambda x: self.drop(self.mlp(x)))
+
+
+def within_documents(tokens: Tensor, separator: int) -> Tensor:
+    """Which positions may see which, (B, T) -> (B, 1, T, T): earlier ones of the same document, and itself."""
+    document = (tokens == separator).cumsum(1)  # (B, T)
+    same = document[:, None, :, None] == document[:, None, None, :]
+    return same & torch.ones_like(same[0, 0]).tril()
 
 
 class GPT(nn.Module):
     """Tokens in, logits out; with targets, the mean cross-entropy in nats per token.
 
-    forward(tokens (B, T)) -> (B, T, V); forward(tokens, targets (B, T)) -> (). Targets of -100 do not count.
-    Weights are drawn from `seed`, each keyed by its own name (see model.init). T must not exceed cfg.block_size.
+    forward(tokens (B, T)) -> (B, T, vocab_size); forward(tokens, targets (B, T)) -> (). Targets of -100 do not count.
+    Weights are drawn from `seed`, each keyed by its own name (see model.init). T must not exceed cfg.block_size. Ids
+    from vocab_size on are padding, and have no part in the loss. Where the id `separator` is given, it begins a
+    document, and attention stays within documents.
     """
 
-    def __init__(self, cfg: ModelConfig, vocab_size: int, *, kernels: Kernels = Kernels.torch, seed: int = 0):
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        vocab_size: int,
+        *,
+        kernels: Kernels = Kernels.torch,
+        seed: int = 0,
+        separator: int | None = None,
+    ):
         super().__init__()
-        self.cfg = cfg
+        self.cfg, self.n_vocab, self.separator = cfg, vocab_size, separator
         self.vocab_size = -(-vocab_size // cfg.vocab_multiple) * cfg.vocab_multiple
         self.embedding = nn.Embedding(self.vocab_size, cfg.n_embd)
         self.drop = nn.Dropout(cfg.dropout)
@@ -111,16 +130,17 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         T = tokens.shape[1]
         cos, sin = self.cos[:T], self.sin[:T]
+        mask = None if self.separator is None else within_documents(tokens, self.separator)
         stream, branch = self.drop(self.embedding(tokens)), None
         for block in self.blocks:
             if self.cfg.activation_checkpointing and self.training:
-                stream, branch = checkpoint(block, stream, branch, cos, sin, use_reentrant=False)
+                stream, branch = checkpoint(block, stream, branch, cos, sin, mask, use_reentrant=False)
             else:
-                stream, branch = block(stream, branch, cos, sin)
+                stream, branch = block(stream, branch, cos, sin, mask)
         y = stream if self.final_norm is None else self.final_norm(stream, branch)[0]
         if targets is None:
-            return self.head(y)
-        return head_loss(y.flatten(0, 1), self.head.weight, targets.flatten())
+            return self.head(y)[..., : self.n_vocab]
+        return head_loss(y.flatten(0, 1), self.head.weight, targets.flatten(), self.n_vocab)
 
     def num_params(self) -> int:
         """Trainable numbers; tied embeddings count once."""
@@ -138,12 +158,10 @@ class GPT(nn.Module):
         return 6 * (matrices + head) + 12 * self.cfg.n_layer * self.cfg.n_embd * self.cfg.block_size
 
     @torch.no_grad()
-    def generate(
-        self, tokens: Tensor, n_tokens: int, *, generator: torch.Generator, n_vocab: int | None = None
-    ) -> Tensor:
-        """Appends n_tokens sampled ones, (B, T) -> (B, T + n_tokens); only ids below n_vocab (the data's) are drawn."""
+    def generate(self, tokens: Tensor, n_tokens: int, *, generator: torch.Generator) -> Tensor:
+        """Appends n_tokens sampled ones, (B, T) -> (B, T + n_tokens); padding is never drawn."""
         for _ in range(n_tokens):
-            logits = self(tokens[:, -self.cfg.block_size :])[:, -1, :n_vocab]
+            logits = self(tokens[:, -self.cfg.block_size :])[:, -1]
             p = logits.float().softmax(dim=-1).cpu()
             tokens = torch.cat([tokens, torch.multinomial(p, 1, generator=generator).to(tokens.device)], dim=1)
         return tokens

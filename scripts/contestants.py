@@ -39,12 +39,12 @@ class Contestant:
 
 
 def shape_of(name: str, block: int, **others) -> ModelConfig:
-    """The model of configs/model/NAME.yaml at this block size, without dropout."""
+    """The model of configs/model/NAME.yaml at this block size, without dropout and padding."""
     names = [path.stem for path in MODELS.glob("*.yaml")]
     if name not in names:
         raise UserError(f"there is no model {name!r}; {near(name, names)}")
     values = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
-    return ModelConfig(**values | {"block_size": block, "dropout": 0.0} | others)
+    return ModelConfig(**values | {"block_size": block, "dropout": 0.0, "vocab_multiple": 1} | others)
 
 
 def draw_batch(vocab: int, batch: int, block: int, device: torch.device) -> tuple[Tensor, Tensor]:

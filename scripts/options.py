@@ -7,7 +7,8 @@ The standard library alone: the kernel scripts run where nothing but PyTorch and
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from typing import TypeVar, get_args, get_origin, get_type_hints
 
@@ -21,14 +22,38 @@ def run_script(main: Callable[[T], None], schema: type[T], usage: str) -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(usage.strip())
         return
-    try:
+    with _explained():
         main(parse(schema, sys.argv[1:]))
+
+
+def run_as_train(main: Callable[[T], None], usage: str) -> None:
+    """Calls main with the configuration that train.py would have with these words; the rest as `run_script`."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(usage.strip())
+        return
+    from configs.cli import check_overrides
+    from configs.twin import composed
+
+    with _explained():
+        if words := [word for word in sys.argv[1:] if word.startswith("-")]:
+            raise UserError(f"cannot read {words[0]!r}; options are written key=value, like data=text data.path=FILE")
+        check_overrides(sys.argv[1:])
+        main(composed(*sys.argv[1:]))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(e.exit_code)
     except OSError as e:
         print(f"error: {e.filename or 'a file'}: {e.strerror}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def parse(schema: type[T], args: list[str]) -> T:

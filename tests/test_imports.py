@@ -12,7 +12,7 @@ ARROWS = {
     "errors": set(),
     "files": set(),
     "kernels": set(),
-    "data": {"errors"},
+    "data": {"errors", "files"},
     "compare": {"errors", "files"},
     "model": {"kernels", "errors"},
     "training": {"model", "data", "compare", "kernels", "errors", "files"},

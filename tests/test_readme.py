@@ -16,6 +16,7 @@ from scripts import (
     bench_dispatch,
     bench_growth,
     bench_loss,
+    bench_prepare,
     bench_processes,
     bench_train,
     check_resume,
@@ -28,7 +29,9 @@ from scripts.results import read
 from tests.conftest import ROOT
 from tests.train.ranks import free_port
 
-README = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/cluster.md"))
+README = "\n".join(
+    (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/cluster.md", "docs/data.md")
+)
 ROW_TABLES = {
     "results/kernels/compiled.json": lambda rows: compile_ahead.render([r for r in rows if r["target"] == "sm_90"]),
     "results/kernels/dispatch.json": bench_dispatch.render,
@@ -38,6 +41,7 @@ ROW_TABLES = {
     "results/cpu/loss.json": bench_loss.render,
     "results/cpu/growth.json": bench_growth.render,
     "results/cpu/processes.json": bench_processes.render,
+    "results/cpu/prepare.json": bench_prepare.render,
     "results/resume/kills.json": check_resume.render,
     "results/plan/llama_7b.json": plan.render,
 }
@@ -92,6 +96,8 @@ def test_command(command, place, train_py):
         if "scripts.compile_ahead" in words:
             words += ["n_cols=256", "target=gfx942"]
             del environment["TRITON_INTERPRET"]  # under which nothing is compiled
+        if "data=text" in words:
+            words += [f"data.cache_dir={place}/tokens"]
         if "scripts.bench_train" in words:
             words += ["block=8", "batch=1", "norm=rmsnorm", "kernels=torch", "compile=eager"]
         run = [sys.executable, *words]

@@ -279,6 +279,20 @@ def check_shares(cfg: DistConfig, batch_size: int, accumulate: int) -> None:
         )
 
 
+def settle_parts(cfg, size: int) -> None:
+    """Gives a stream as many parts as there are processes, unless told how many; UserError where they do not fit."""
+    if not cfg.data.stream:
+        return
+    parts, batch = cfg.data.parts or size, cfg.train.batch_size
+    if parts % size or batch % parts:
+        fitting = [n for n in range(size, batch + 1, size) if batch % n == 0]
+        raise UserError(
+            f"a stream of data.parts={parts} cannot be shared by {size} processes in batches of {batch}; these can: "
+            f"{', '.join(map(str, fitting))}, but a run that is resumed keeps the parts it began with"
+        )
+    cfg.data.parts = parts
+
+
 def attempt(store: dist.Store, rank: int, size: int, timeout_s: float) -> str:
     """A name that all processes have, and that those before a restart had not.
 

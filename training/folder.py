@@ -75,6 +75,7 @@ def check_config(cfg, folder: Path) -> None:
         for key in CHOICES:
             if getattr(cfg, key) == "auto":
                 setattr(cfg, key, type(getattr(cfg, key))(saved[key]))
+        cfg.data.parts = cfg.data.parts or saved["data"].get("parts")
         theirs = flat(plain(type(cfg)())) | flat(saved)  # a run from before a key was there has what it stands for
     except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as e:
         raise UserError(

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
@@ -56,7 +57,13 @@ class Run:
         self.writer = writer or checkpoint.Writer()
         self.last, self.best = checkpoint.Staged(world), checkpoint.Staged(world)
         self.device = world.device(cfg.device)
-        self.model = GPT(cfg.model, data.vocab_size, kernels=cfg.kernels, seed=cfg.seed).to(self.device)
+        separator = data.separator if cfg.data.document_mask else None
+        if cfg.data.document_mask and separator is None:
+            raise UserError(
+                "data.document_mask=true needs end-of-text between documents, and this text is one; leave it out"
+            )
+        how = {"kernels": cfg.kernels, "seed": cfg.seed, "separator": separator}
+        self.model = GPT(cfg.model, data.vocab_size, **how).to(self.device)
         self.loss = world.spread(self.model, compiled(self.model, self.device, cfg.compile, cfg.compile_mode))
         self.optimizer = AdamW(self.model, cfg.optim, world)
         blank = torch.zeros(self.micro_batch, cfg.model.block_size, dtype=torch.int64, device=self.device)
@@ -67,6 +74,7 @@ class Run:
         watching = on_spike != OnSpike.ignore
         self.spikes = Spikes(cfg.train.spike_sigma, self.device, stop=on_spike == OnSpike.stop) if watching else None
         self.best_val_loss: float | None = None
+        self.positions: list[dict] = []  # of a stream, where a checkpoint found it
         self.val_loss = math.nan
         self.wandb_id = new_run_id()
         self.pending: list[tuple[dict, list[Tensor]]] = []
@@ -250,7 +258,7 @@ class Run:
     def sample(self, n_chars: int) -> str:
         """n_chars of text from the model, after the validation split's first token."""
         with self.autocast(), self.uncompiled():
-            prompt = [int(self.data.val[0])]
+            prompt = self.data.val.take(np.array([0]), 1)[0].tolist()
             text = sample_text(self.model, self.data.encoding, prompt, n_chars=n_chars, seed=self.cfg.seed)
         self.world.part(self.model)
         return text
@@ -292,9 +300,17 @@ class Run:
         moments = checkpoint.optim_tensors(self.model, self.optimizer) | (self.spikes.state if self.spikes else {})
         return {"model": checkpoint.model_tensors(self.model), "optim": moments}
 
-    def save(self, step: int) -> None:
-        """Has a checkpoint after `step` steps written, once what was recorded up to there is on the disk."""
-        state = {"step": step, "best_val_loss": self.best_val_loss, "wandb_id": self.wandb_id}
+    def save(self, step: int, positions: list[dict] = ()) -> None:
+        """Has a checkpoint after `step` steps written, once what was recorded up to there is on the disk.
+
+        `positions` are those of a stream's shares, before the next batch.
+        """
+        state = {
+            "step": step,
+            "best_val_loss": self.best_val_loss,
+            "wandb_id": self.wandb_id,
+            "positions": [*positions],
+        }
         folder = checkpoint.step_folder(self.checkpoints, step)
         self._write(self.last, folder, self.tensors(), state | {"config": self.config})
 
@@ -343,6 +359,7 @@ class Run:
         """Puts the run where it was when `save` wrote the checkpoint, and cuts its metrics there."""
         self.world.gathered(lambda: checkpoint.restore(folder, self.tensors()))
         self.best_val_loss, self.wandb_id = state["best_val_loss"], state["wandb_id"]
+        self.positions = state.get("positions", [])
 
         def curves() -> tuple[list[float], list[float]]:
             cut_metrics(self.folder / "metrics.jsonl", state["step"])

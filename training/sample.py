@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from data.tokenizers import decode
 from model.gpt import GPT
 from model.init import keyed_generator
 
@@ -18,7 +19,7 @@ def sample_text(model: GPT, encoding: "Encoding", prompt: list[int], *, n_chars:
     """
     model.eval()
     start = torch.tensor([prompt], device=model.embedding.weight.device)
-    tokens = model.generate(start, n_chars, generator=keyed_generator(seed, "sample"), n_vocab=encoding.n_vocab)
-    n_prompt = len(encoding.decode(prompt, errors="replace"))
-    text = encoding.decode(tokens[0].tolist(), errors="replace")[: n_prompt + n_chars]
+    tokens = model.generate(start, n_chars, generator=keyed_generator(seed, "sample"))
+    n_prompt = len(decode(encoding, prompt))
+    text = decode(encoding, tokens[0].tolist())[: n_prompt + n_chars]
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -2,14 +2,22 @@ import functools
 import http.server
 import sys
 import threading
+from pathlib import Path
 
-import datasets
 import pytest
 
 from data import sources
 from data.config import DataConfig, Source
-from data.sources import corpus_sha256, load_corpus, read_stdlib
+from data.sources import Corpus, identity, read_stdlib
 from errors import UserError
+
+
+def load_corpus(cfg: DataConfig) -> Corpus:
+    return sources.load_corpus(cfg, Path(cfg.cache_dir) / "scratch")
+
+
+def texts(corpus: Corpus, split: str) -> str:
+    return "".join(text for part in corpus.parts[split] for _, text in part.read())
 
 
 def text_config(tmp_path, path=None, **kwargs) -> DataConfig:
@@ -19,7 +27,7 @@ def text_config(tmp_path, path=None, **kwargs) -> DataConfig:
 
 
 def joined(corpus) -> str:
-    return "".join(corpus.train + corpus.val)
+    return texts(corpus, "train") + texts(corpus, "val")
 
 
 def test_stdlib_is_large_sorted_and_holds_library_modules_only():
@@ -34,9 +42,13 @@ def test_stdlib_is_large_sorted_and_holds_library_modules_only():
 
 def test_stdlib_splits_by_file():
     documents, corpus = list(read_stdlib().values()), load_corpus(DataConfig())
-    assert corpus.val == documents[19::20]
-    assert sorted(corpus.train + corpus.val) == sorted(documents)
-    assert 0.03 < sum(map(len, corpus.val)) / sum(map(len, documents)) < 0.07
+    (train,), (val,) = corpus.parts["train"], corpus.parts["val"]
+    assert val.documents == documents[19::20]
+    assert sorted(train.documents + val.documents) == sorted(documents)
+    assert 0.03 < sum(map(len, val.documents)) / sum(map(len, documents)) < 0.07
+    assert corpus.separated
+    begins = [begins for begins, _ in train.read()]
+    assert sum(begins) == sum(map(bool, train.documents))
 
 
 @pytest.fixture
@@ -60,13 +72,12 @@ def test_stdlib_ignores_what_the_platform_or_the_user_adds(small_library):
 
 
 def test_stdlib_fingerprint_follows_names_and_content(small_library):
-    seen = {corpus_sha256(DataConfig())}
+    seen = {str(identity(DataConfig()))}
     (small_library / "encodings/m00.py").write_text("# changed\n")
-    seen.add(corpus_sha256(DataConfig()))
+    seen.add(str(identity(DataConfig())))
     (small_library / "encodings/m00.py").rename(small_library / "encodings/a.py")
-    seen.add(corpus_sha256(DataConfig()))
+    seen.add(str(identity(DataConfig())))
     assert len(seen) == 3
-    assert load_corpus(DataConfig()).sha256 == corpus_sha256(DataConfig())
 
 
 @pytest.mark.parametrize("place", ["", "nowhere"])
@@ -80,8 +91,9 @@ def test_tinyshakespeare_is_cut_where_nanogpt_cuts(tmp_path, tinyshakespeare):
     corpus = load_corpus(text_config(tmp_path, tinyshakespeare))
     text = tinyshakespeare.read_text()
     assert len(text) == 1_115_394
-    assert ("".join(corpus.train), "".join(corpus.val)) == (text[:1_003_854], text[1_003_854:])
-    assert sum(map(len, corpus.val)) == 111_540
+    assert (texts(corpus, "train"), texts(corpus, "val")) == (text[:1_003_854], text[1_003_854:])
+    assert len(texts(corpus, "val")) == 111_540
+    assert not corpus.separated  # it is one document
 
 
 def test_folder_takes_visible_files_in_sorted_order(tmp_path):
@@ -107,14 +119,16 @@ def test_the_split_cuts_characters_across_documents(tmp_path):
     for name, content in {"a": "é" * 4, "b": "", "c": "漢" * 4, "d": "x" * 12}.items():
         (tmp_path / "t" / name).write_text(content, encoding="utf-8")
     corpus = load_corpus(text_config(tmp_path, tmp_path / "t", val_fraction=0.7))
-    assert (corpus.train, corpus.val) == (["é" * 4, "漢" * 2], ["漢" * 2, "x" * 12])
+    read = {split: [piece for part in corpus.parts[split] for piece in part.read()] for split in corpus.parts}
+    assert read["train"] == [(True, "é" * 4), (True, "漢" * 2)]
+    assert read["val"] == [(False, "漢" * 2), (True, "x" * 12)]
+    assert corpus.separated
 
 
 def test_newlines_become_unix_newlines(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\rthree\n\n" * 3)
     cfg = text_config(tmp_path, tmp_path / "a.txt")
     assert joined(load_corpus(cfg)) == "one\ntwo\nthree\n\n" * 3
-    assert load_corpus(cfg).sha256 == corpus_sha256(cfg)
 
 
 def test_a_changed_file_is_never_served_stale(tmp_path):
@@ -124,22 +138,6 @@ def test_a_changed_file_is_never_served_stale(tmp_path):
     path.write_text("other" * 3)
     assert joined(load_corpus(cfg)) == "other" * 3
     assert load_corpus(cfg).sha256 != first.sha256
-
-
-@pytest.mark.parametrize("bars_were_on", [True, False])
-def test_reading_leaves_no_trace(tmp_path, capfd, monkeypatch, bars_were_on):
-    (tmp_path / "a.txt").write_text("text" * 10)
-    monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", True)
-    switch = {True: datasets.enable_progress_bars, False: datasets.disable_progress_bars}
-    switch[bars_were_on]()
-    try:
-        load_corpus(text_config(tmp_path, tmp_path / "a.txt"))
-        assert datasets.are_progress_bars_disabled() is not bars_were_on
-    finally:
-        switch[True]()
-    assert datasets.config.HF_UPDATE_DOWNLOAD_COUNTS is True
-    assert capfd.readouterr() == ("", "")
-    assert list((tmp_path / "cache").iterdir()) == []
 
 
 BAD_FILES = {
@@ -168,21 +166,7 @@ def test_bad_paths_are_refused(tmp_path):
         with pytest.raises(UserError, match=message):
             load_corpus(text_config(tmp_path, tmp_path / path))
     with pytest.raises(UserError, match=r"data=text needs data\.path=FILE"):
-        corpus_sha256(text_config(tmp_path))
-
-
-def test_a_document_beyond_arrows_limit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "DOCUMENT_LIMIT_BYTES", 9)
-    (tmp_path / "a.txt").write_text("x" * 10)
-    with pytest.raises(UserError, match="has 10 bytes; cut it into files"):
-        corpus_sha256(text_config(tmp_path, tmp_path / "a.txt"))
-
-
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("x" * 10)
-    monkeypatch.setattr(sources, "read_documents", lambda paths, scratch: ["y" * 10])
-    with pytest.raises(UserError, match="changed while it was read"):
-        load_corpus(text_config(tmp_path, tmp_path / "a.txt"))
+        identity(text_config(tmp_path))
 
 
 def test_a_url_is_downloaded_once(tmp_path, monkeypatch):

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import requests
+import tiktoken
 
-from data import tokens
+import files
+from data import prepare, tokens
 from data.config import DataConfig, Source, Tokenizer
-from data.tokenizers import gpt2_files
+from data.shards import Shards
 from data.tokens import open_tokens
 from errors import UserError
 
@@ -29,6 +31,10 @@ def quiet(line: str) -> None:
     pass
 
 
+def ids(tokens: Shards) -> list[int]:
+    return tokens.take(np.array([0]), len(tokens))[0].tolist()
+
+
 def only_folder(cfg: DataConfig) -> Path:
     (folder,) = Path(cfg.cache_dir).iterdir()
     return folder
@@ -39,19 +45,21 @@ def test_tokens_decode_to_the_text(cfg, kind):
     cfg.tokenizer = kind
     data = open_tokens(cfg, quiet)
     cut = int(len(TEXT) * 0.9)
-    assert data.encoding.decode(data.train.tolist()) == TEXT[:cut]
-    assert data.encoding.decode(data.val.tolist()) == TEXT[cut:]
+    assert data.encoding.decode(ids(data.train)) == TEXT[:cut]
+    assert data.encoding.decode(ids(data.val)) == TEXT[cut:]
     assert data.vocab_size == data.encoding.n_vocab == len(data.token_bytes)
     assert data.record["characters"] == {"train": cut, "val": len(TEXT) - cut}
-    assert data.record["bytes"]["val"] == len(TEXT[cut:].encode()) == data.token_bytes[data.val].sum()
+    assert data.record["bytes"]["val"] == len(TEXT[cut:].encode()) == data.token_bytes[ids(data.val)].sum()
     assert data.record["tokens"] == {"train": len(data.train), "val": len(data.val)}
 
 
 def test_opened_tokens_are_read_only(cfg):
     data = open_tokens(cfg, quiet)
-    assert isinstance(data.train, np.memmap)
+    data.train.take(np.array([0]), 1)
+    (array,) = data.train.maps.values()
+    assert isinstance(array, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
-        data.train[0] = 1
+        array[0] = 1
 
 
 def test_tinyshakespeare_has_nanogpts_numbers(tmp_path, tinyshakespeare):
@@ -59,15 +67,19 @@ def test_tinyshakespeare_has_nanogpts_numbers(tmp_path, tinyshakespeare):
     data = open_tokens(cfg, quiet)
     assert (data.vocab_size, len(data.train), len(data.val)) == (65, 1_003_854, 111_540)
     # nanoGPT's stoi of "First Citizen"
-    assert data.train[:13].tolist() == [18, 47, 56, 57, 58, 1, 15, 47, 58, 47, 64, 43, 52]
+    assert data.train.take(np.array([0]), 13)[0].tolist() == [18, 47, 56, 57, 58, 1, 15, 47, 58, 47, 64, 43, 52]
 
 
+@pytest.mark.usefixtures("gpt2_vocabulary")
 def test_tinyshakespeare_has_nanogpts_numbers_in_gpt2_tokens(tmp_path, tinyshakespeare):
-    if not all(path.exists() for path in gpt2_files()):
-        pytest.skip("GPT-2's vocabulary files are not in tiktoken's cache")
     cfg = DataConfig(Source.text, str(tinyshakespeare), tokenizer=Tokenizer.gpt2, cache_dir=str(tmp_path))
     data = open_tokens(cfg, quiet)
     assert (data.vocab_size, len(data.train), len(data.val)) == (50_257, 301_966, 36_059)
+    text, cut = tinyshakespeare.read_text(), 1_003_854
+    expected = tiktoken.get_encoding("gpt2").encode_ordinary
+    assert ids(data.train) == expected(text[:cut])
+    assert ids(data.val) == expected(text[cut:])
+    assert len(expected(text)) == 338_025
 
 
 def test_stdlib_is_said_once_and_then_reused(tmp_path, monkeypatch):
@@ -76,10 +88,10 @@ def test_stdlib_is_said_once_and_then_reused(tmp_path, monkeypatch):
     (line,) = said
     assert line.startswith(f"prepared {(len(first.train) + len(first.val)) / 1e6:.1f} M tokens (bytes) from stdlib")
     assert line.endswith(f"-> {only_folder(cfg)}")
-    monkeypatch.setattr(tokens, "encode", None)
+    monkeypatch.setattr(prepare, "encode", None)
     second = open_tokens(cfg, said.append)
     assert len(said) == 1
-    np.testing.assert_array_equal(first.val, second.val)
+    assert ids(first.val) == ids(second.val)
 
 
 def test_reopening_text_does_not_load_datasets(cfg, monkeypatch):
@@ -108,13 +120,14 @@ def test_the_same_content_elsewhere_is_the_same_cache(cfg, tmp_path):
 
 
 def test_leftovers_of_a_killed_writer_are_not_read(cfg):
-    expected = open_tokens(cfg, quiet).train.tolist()
+    expected = ids(open_tokens(cfg, quiet).train)
     folder = only_folder(cfg)
-    leftover = folder.with_name(f".{folder.name}.123.abc")
+    leftover = folder.with_name(f".{folder.name}.part")
     folder.rename(leftover)
     (leftover / "train_000.bin").write_bytes(b"half")
-    assert open_tokens(cfg, quiet).train.tolist() == expected
-    assert (leftover / "train_000.bin").read_bytes() == b"half"
+    (leftover / ".val_000.bin.123").write_bytes(b"half")
+    assert ids(open_tokens(cfg, quiet).train) == expected
+    assert sorted(path.name for path in only_folder(cfg).iterdir()) == ["tokens.json", "train_000.bin", "val_000.bin"]
 
 
 @pytest.mark.parametrize("name", ["train_000.bin", "val_000.bin"])
@@ -126,14 +139,26 @@ def test_truncated_tokens_are_refused(cfg, name):
         open_tokens(cfg, quiet)
 
 
-@pytest.mark.parametrize("name", ["train_000.bin", "val_000.bin"])
-def test_an_id_beyond_the_vocabulary_is_refused(cfg, name):
+@pytest.mark.parametrize("whole", [True, False], ids=["small", "large"])
+def test_an_exchanged_file_is_refused(cfg, monkeypatch, whole):
+    """Of large files the ends are read alone."""
     open_tokens(cfg, quiet)
-    path = only_folder(cfg) / name
-    ids = np.fromfile(path, np.uint16)
-    ids[-1] = 256
-    ids.tofile(path)
-    with pytest.raises(UserError, match=rf"{name} holds id 256, but vocab_size is 256; delete the folder"):
+    path = only_folder(cfg) / "train_000.bin"
+    changed = np.fromfile(path, np.uint16)
+    changed[-1 if not whole else len(changed) // 2] += 1
+    changed.tofile(path)
+    monkeypatch.setattr(tokens, "CHECKED_WHOLE", 2**28 if whole else 0)
+    with pytest.raises(
+        UserError, match=r"train_000\.bin is not the file that was written, by its checksum; delete the"
+    ):
+        open_tokens(cfg, quiet)
+
+
+def test_another_format_is_refused(cfg):
+    open_tokens(cfg, quiet)
+    path = only_folder(cfg) / "tokens.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    with pytest.raises(UserError, match="is of format 1, and this is 2; delete the folder"):
         open_tokens(cfg, quiet)
 
 
@@ -155,14 +180,18 @@ def test_missing_tokens_are_refused(cfg):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always out of space")
 @pytest.mark.parametrize("victim", ["train_000.bin", "val_000.bin", "tokens.json"])
-def test_a_full_disk_is_named_and_leaves_nothing(cfg, monkeypatch, victim):
+def test_a_full_disk_is_named_and_nothing_half_written_is_read(cfg, monkeypatch, victim):
     def open_on_full_disk(path, *args, **kwargs):
-        return builtins.open("/dev/full" if path.name == victim else path, *args, **kwargs)
+        return builtins.open("/dev/full" if victim in Path(path).name else path, *args, **kwargs)
 
-    monkeypatch.setattr(tokens, "open", open_on_full_disk, raising=False)
-    with pytest.raises(UserError, match=r"token files to .*cache: No space left on device; mend that"):
-        open_tokens(cfg, quiet)
-    assert list(Path(cfg.cache_dir).iterdir()) == []
+    with monkeypatch.context() as full:
+        full.setattr(prepare, "open", open_on_full_disk, raising=False)
+        full.setattr(files, "open", open_on_full_disk, raising=False)
+        with pytest.raises(UserError, match=r"token files to .*cache: No space left on device; mend that"):
+            open_tokens(cfg, quiet)
+    assert not [path for path in Path(cfg.cache_dir).iterdir() if not path.name.startswith(".")]
+    data = open_tokens(cfg, quiet)
+    assert data.encoding.decode(ids(data.train) + ids(data.val)) == TEXT
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(cfg, tmp_path):
@@ -178,34 +207,38 @@ def test_gpt2_offline_is_noticed_before_the_corpus_is_read(tmp_path, monkeypatch
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(requests, "head", no_network)
     monkeypatch.setattr(requests, "get", no_network)
-    monkeypatch.setattr(tokens, "corpus_sha256", lambda cfg: pytest.fail("the corpus was read first"))
+    monkeypatch.setattr(tokens, "cache_key", lambda cfg: pytest.fail("the corpus was read first"))
     with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
         open_tokens(DataConfig(tokenizer=Tokenizer.gpt2), quiet)
 
 
-# Waits in the rename until both processes have written everything, so that they truly collide.
+# Waits while it holds the lock until the other has come too.
 COLLIDING = """
-import os, sys, time
+import sys, time
 from pathlib import Path
-from data import tokens
+from data import prepare, tokens
 from data.config import DataConfig
 root = Path(sys.argv[1])
-rename = os.rename
+fill = prepare.fill
 
-def late(source, target):
-    (root / f"ready{os.getpid()}").touch()
+def late(*args):
     deadline = time.monotonic() + 20
-    while len(list(root.glob("ready*"))) < 2 and time.monotonic() < deadline:
+    while not (root / "waiting").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    rename(source, target)
+    fill(*args)
 
-tokens.os.rename = late
-data = tokens.open_tokens(DataConfig(cache_dir=str(root / "cache")))
+def say(line):
+    if "waiting for it" in line:
+        (root / "waiting").touch()
+    print(line)
+
+prepare.fill = late
+data = tokens.open_tokens(DataConfig(cache_dir=str(root / "cache")), say)
 print(len(data.train))
 """
 
 
-def test_two_processes_prepare_at_once(tmp_path):
+def test_of_two_processes_one_prepares_and_the_other_waits(tmp_path):
     command = [sys.executable, "-c", COLLIDING, str(tmp_path)]
     both = [
         subprocess.Popen(
@@ -216,6 +249,6 @@ def test_two_processes_prepare_at_once(tmp_path):
     results = [(*process.communicate(timeout=60), process.returncode) for process in both]
     assert [(code, err) for _, err, code in results] == [(0, ""), (0, "")]
     assert len({out.splitlines()[-1] for out, _, _ in results}) == 1
-    assert len(list(tmp_path.glob("ready*"))) == 2
+    assert sorted(out.startswith("prepared") for out, _, _ in results) == [False, True]
     (folder,) = (tmp_path / "cache").iterdir()
     assert json.loads((folder / "tokens.json").read_text())["tokens"]["train"] > 1e6

@@ -14,7 +14,7 @@ from model.init import init_std
 from model.rope import rope_table
 from tests.model.test_norm import BACKENDS
 
-SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
+SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "vocab_multiple": 1}
 
 
 def build(seed: int = 1, kernels: Kernels = Kernels.torch, vocab_size: int = 11, **options) -> GPT:
@@ -37,6 +37,35 @@ def test_no_token_sees_a_later_one(norm, placement):
     assert a.shape == (3, 8, 11)
     assert torch.equal(a[:, :5], b[:, :5])
     assert not torch.allclose(a[:, 5:], b[:, 5:])
+
+
+def test_padding_has_no_part_in_loss_logits_or_gradient():
+    model, x = build(vocab_multiple=64), tokens()
+    assert (model.vocab_size, model(x).shape[-1]) == (64, 11)
+    with torch.no_grad():
+        model.head.weight[11:] = 9.0
+    loss = model(x, x)
+    assert loss.item() == pytest.approx(torch.nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten()).item())
+    loss.backward()
+    assert not model.head.weight.grad[11:].any()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("placement", Placement)
+def test_documents_do_not_see_each_other(placement, checkpointing):
+    """Each document's logits are those that it has alone; what stands before the first separator is one too."""
+    end, options = 10, {"placement": placement, "activation_checkpointing": checkpointing}
+    norm = NormConfig(kind=NormKind.rmsnorm)
+    model = GPT(ModelConfig(norm=norm, **SMALL | options), 11, seed=1, separator=end)
+    plain = GPT(ModelConfig(norm=norm, **SMALL | options), 11, seed=1)
+    x = torch.tensor([[3, 1, end, 4, 5, end, 9, 2], [end, 6, 5, 3, 5, 8, 9, end], [1, 2, 3, 4, 5, 6, 7, 8]])
+    borders = [(0, 0, 2), (0, 2, 5), (0, 5, 8), (1, 0, 7), (1, 7, 8), (2, 0, 8)]
+    masked = model(x)
+    for row, begin, stop in borders:
+        alone = plain(x[row : row + 1, begin:stop])
+        torch.testing.assert_close(masked[row : row + 1, begin:stop], alone, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(masked[0, 5:], plain(x)[0, 5:], rtol=0, atol=1e-4)
+    torch.testing.assert_close(masked[2], plain(x)[2], rtol=1e-4, atol=1e-5)
 
 
 def test_variants_share_every_common_initial_weight_bit_for_bit():
@@ -151,7 +180,7 @@ def test_a_model_can_be_copied_and_pickled():
 
 def test_generation_is_seeded_and_stays_in_the_vocabulary():
     model = build(vocab_size=11, vocab_multiple=64).eval()
-    draws = [model.generate(tokens(2, 1), 20, generator=torch.Generator().manual_seed(3), n_vocab=11) for _ in range(2)]
+    draws = [model.generate(tokens(2, 1), 20, generator=torch.Generator().manual_seed(3)) for _ in range(2)]
     assert draws[0].shape == (2, 21)
     assert torch.equal(*draws)
     assert draws[0].max() < 11

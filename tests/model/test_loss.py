@@ -56,6 +56,25 @@ def test_few_logits_are_taken_as_a_whole(monkeypatch):
     assert not calls
 
 
+@pytest.mark.parametrize("n_rows", [8, 1000], ids=["chunks", "whole"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_padding_is_as_if_it_were_not_there(monkeypatch, n_rows, autocast):
+    x, w, targets = draw(V=16)
+    w = torch.cat([w, torch.full((7, 5), 50.0)]).detach()  # whose logits would be the highest
+    monkeypatch.setitem(model.loss.AT_ONCE, "cpu", n_rows * len(w))
+    calls = count_chunks(monkeypatch)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss, dx, dw = result(lambda x, w, t: head_loss(x, w, t, 16), x, w, targets)
+        expected = result(whole, x, w[:16], targets)
+    assert bool(calls) == (n_rows == 8)
+    rtol = 2e-2 if autocast else 1e-5
+    torch.testing.assert_close(loss, expected[0], rtol=rtol, atol=0)
+    torch.testing.assert_close(dx, expected[1], rtol=rtol, atol=rtol * 0.1)
+    torch.testing.assert_close(dw[:16], expected[2], rtol=rtol, atol=rtol * 0.1)
+    assert not dw[16:].any()
+    assert torch.equal(head_loss(x, w, targets, len(w)), head_loss(x, w, targets))
+
+
 def test_extreme_logits_stay_finite(monkeypatch):
     monkeypatch.setitem(model.loss.AT_ONCE, "cpu", 100)
     x, w, targets = draw()

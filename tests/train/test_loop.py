@@ -221,7 +221,7 @@ def test_mfu_is_the_share_of_a_known_peak_and_absent_for_an_unknown_one(small, m
     monkeypatch.setattr("training.run.peak_flops", lambda device, dtype: 1e12)
     cfg = small("name=b")
     records = [json.loads(line) for line in (run(cfg) / "metrics.jsonl").read_text().splitlines()]
-    model = GPT(cfg.model, 256)
+    model = GPT(cfg.model, 257)
     for r in records:
         if "time/mfu" in r:
             assert r["time/mfu"] == pytest.approx(model.flops_per_token() * 4 * 32 / (r["time/step_ms"] / 1e3) / 1e12)
