@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,13 +50,15 @@ FORMAT = 2
 RECORD_NAME = "tokens.json"
 LEARNT_CHARACTERS = 2**30
 """Characters of the training split that tokenizer=bpe learns from, at most: the first ones."""
+stopping: Event | None = None
+"""In a process that tokenises, what the first one sets when it is to leave off."""
 COUNTS = ("tokens", "characters", "bytes", "documents")
 
 
-def cache_key(cfg: DataConfig) -> str:
-    """Names the token folder of what is configured, as its text is now."""
+def cache_key(cfg: DataConfig, known: list) -> str:
+    """Names the token folder of what is configured, whose text has the identity `known`."""
     tokenizer = [str(cfg.tokenizer), cfg.vocab_size if cfg.tokenizer == Tokenizer.bpe else None]
-    return digest([FORMAT, *identity(cfg), *tokenizer])[:16]
+    return digest([FORMAT, *known, *tokenizer])[:16]
 
 
 def prepare(cfg: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
@@ -79,15 +82,18 @@ def fill(cfg: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
     corpus = load_corpus(cfg, work)
     encoding = settled_encoding(cfg, corpus, work / "tokenizer.json")
     jobs = {work / f"{split}_{i:03d}.bin": part for split in corpus.parts for i, part in enumerate(corpus.parts[split])}
-    keep_if_same(work, [corpus.sha256, corpus.revision, encoding_record(encoding)["sha256"], len(jobs)])
+    keep_if_same(work, [corpus.revision, encoding_record(encoding)["sha256"], len(jobs)])
     left = {path: part for path, part in jobs.items() if not read_note(path)}
     if len(left) < len(jobs):
         say(f"going on: {len(jobs) - len(left)} of {len(jobs)} token files of {corpus.name} are there")
     tokenise(left, encoding, corpus.separated, cfg.num_proc)
-    if cache_key(cfg) != folder.name:
+    known = identity(cfg)
+    if cache_key(cfg, known) != folder.name:
         shutil.rmtree(work)
         raise UserError(f"{corpus.name} changed while it was read; start again when nothing writes to it")
-    record = describe(cfg, corpus, encoding, [read_note(path) for path in jobs])
+    record = describe(cfg, corpus, encoding, [read_note(path) for path in jobs]) | {
+        "corpus_sha256": digest([*known, corpus.revision])
+    }
     if empty := [split for split, n in record["tokens"].items() if n == 0]:
         shutil.rmtree(work)
         raise UserError(
@@ -145,11 +151,12 @@ def tokenise(jobs: dict[Path, Part], encoding: "Encoding", separated: bool, num_
         for path, part in jobs.items():
             write_shard(path, part, encoding, separator)
         return
-    others = multiprocessing.active_children()
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else None)
+    stop = context.Event()
     # not by the map of `datasets`: its manager and workers stay behind, and wait, when this process is killed
-    with ProcessPoolExecutor(n, context, end_with, (os.getpid(),)) as pool, progress(len(jobs)) as advance:
-        done = [pool.submit(write_shard, path, part, encoding, separator) for path, part in jobs.items()]
+    with ProcessPoolExecutor(n, context, begin_worker, (os.getpid(), stop)) as pool, progress(len(jobs)) as advance:
+        with uninterrupted():  # they begin here, and have their parent's ways until begin_worker
+            done = [pool.submit(write_shard, path, part, encoding, separator) for path, part in jobs.items()]
         try:
             for job in as_completed(done):
                 job.result()
@@ -160,14 +167,12 @@ def tokenise(jobs: dict[Path, Part], encoding: "Encoding", separated: bool, num_
                 f"data.num_proc={n // 2} needs less"
             ) from error
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            if not all(job.done() for job in done):
-                for worker in {*multiprocessing.active_children()} - {*others}:
-                    worker.terminate()
+            stop.set()
+            pool.shutdown(cancel_futures=True)
 
 
-def end_with(parent: int) -> None:
-    """Has this process ignore Ctrl-C, which its parent hears too, and end when the parent does."""
+def begin_worker(parent: int, stop: Event) -> None:
+    """Has this process ignore Ctrl-C, which its parent hears too, stop when that is told to, and end when it does."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -175,7 +180,22 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    global stopping
+    stopping = stop
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end of this, on Windows not."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -203,6 +223,8 @@ def write_shard(path: Path, part: Part, encoding: "Encoding", separator: int | N
     dtype = token_dtype(encoding.n_vocab)
     with open(aside, "wb") as file:
         for begins, text in part.read():
+            if stopping and stopping.is_set():
+                raise KeyboardInterrupt
             ids = encode(encoding, text)
             if begins and separator is not None:
                 ids = np.concatenate([np.array([separator], dtype), ids])
@@ -236,7 +258,6 @@ def describe(cfg: DataConfig, corpus: Corpus, encoding: "Encoding", notes: list[
     return {
         "format": FORMAT,
         "source": corpus.name,
-        "corpus_sha256": corpus.sha256,
         "revision": corpus.revision,
         "split_rule": split_rule(cfg),
         "tokenizer": encoding_record(encoding),

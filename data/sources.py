@@ -41,8 +41,6 @@ class Part(Protocol):
 class Corpus:
     name: str
     """For people: where the text came from."""
-    sha256: str
-    """What its text is known by: that of its files, or the revision of a data set."""
     parts: dict[str, list[Part]]
     """By split, in order; a document never straddles two splits except where `text` is cut."""
     separated: bool
@@ -138,7 +136,7 @@ def load_stdlib(cfg: DataConfig, scratch: Path) -> Corpus:
     train = [text for i, text in enumerate(texts) if i % STDLIB_VAL_EVERY != STDLIB_VAL_EVERY - 1]
     name = f"stdlib (Python {platform.python_version()}, {len(texts)} files)"
     parts = {"train": [Texts(train)], "val": [Texts(val)]}
-    return Corpus(name, documents_sha256(documents.items()), parts, separated=True)
+    return Corpus(name, parts, separated=True)
 
 
 # text
@@ -172,7 +170,7 @@ def load_text(cfg: DataConfig, scratch: Path) -> Corpus:
         for split, pieces in (("train", train), ("val", val))
     }
     separated = cfg.separate and sum(piece.begins for piece in pieces) > 1
-    return Corpus(name, files_sha256(paths), parts, separated)
+    return Corpus(name, parts, separated)
 
 
 def grouped(pieces: list[Piece]) -> list[list[Piece]]:
@@ -228,8 +226,7 @@ def load_rows(cfg: DataConfig, scratch: Path) -> Corpus:
         split: [Rows(dataset, cfg.column, *ends, every, validating=split == "val") for ends in ranges(dataset)]
         for split, dataset in (("train", loaded["train"]), ("val", loaded.get("val", loaded["train"])))
     }
-    revision = revision_of(cfg, builder)
-    return Corpus(corpus_name(cfg), digest([*identity(cfg), revision]), parts, cfg.separate, revision)
+    return Corpus(corpus_name(cfg), parts, cfg.separate, revision_of(cfg, builder))
 
 
 def corpus_name(cfg: DataConfig) -> str:

@@ -19,7 +19,8 @@ PIECE = 2**20
 """Characters, or bytes of a file, that a piece has, about: it ends where it may."""
 MOST = 2**26
 """Characters, or bytes, after which a piece ends anywhere: no text that is words has as many without a place to end."""
-TAIL = 2**16
+TAILS = (2**8, 2**16)
+"""Bytes before a block's end among which its last such place is sought."""
 END = re.compile(r"(?<=[^\W_])(?=[ \r\n])|(?<=\S\n)(?=[^\W_])")
 FILE_END = re.compile(rf"{END.pattern}|(?<=\S\r\n)(?=[^\W_])")  # "\r\n" of a file becomes "\n"
 
@@ -126,10 +127,10 @@ def pieces_of(path: Path, errors: Errors) -> Iterator[Piece]:
 
 def last_end(raw: bytearray) -> int | None:
     """Where in `raw` a piece may end, the last such place; from MOST on the last character's border."""
-    tail = raw[-TAIL:].decode("utf-8", "surrogateescape")  # undone without loss
-    end = max((m.start() for m in FILE_END.finditer(tail)), default=0)
-    if end:
-        return len(raw) - len(tail[end:].encode("utf-8", "surrogateescape"))
+    for size in TAILS:
+        tail = raw[-size:].decode("utf-8", "surrogateescape")  # undone without loss
+        if end := max((m.start() for m in FILE_END.finditer(tail)), default=0):
+            return len(raw) - len(tail[end:].encode("utf-8", "surrogateescape"))
     borders = (at for at in range(len(raw) - 1, 0, -1) if raw[at] & 0xC0 != 0x80 and raw[at - 1] != ord("\r"))
     return next(borders) if len(raw) >= MOST else None
 

@@ -17,6 +17,7 @@ import numpy as np
 from data.config import FROM_CORPUS, DataConfig, Source
 from data.prepare import FORMAT, RECORD_NAME, cache_key, prepare
 from data.shards import CHECKED_WHOLE, ShardFile, Shards, ends_sha256, foreign_shard, whole_sha256
+from data.sources import identity
 from data.stream import Stream, open_stream
 from data.tokenizers import build_encoding, encoding_from_record, encoding_record, end_of_text, token_bytes
 from errors import UserError
@@ -72,7 +73,7 @@ def open_tokens(cfg: DataConfig, say: Callable[[str], None] = print, *, val_toke
 
 def token_folder(cfg: DataConfig) -> Path:
     """Where the prepared tokens of `cfg` lie, or will."""
-    return Path(cfg.cache_dir) / cache_key(cfg)
+    return Path(cfg.cache_dir) / cache_key(cfg, identity(cfg))
 
 
 def token_data(train: Shards | Stream, val: Shards, encoding: "Encoding", record: dict) -> TokenData:
@@ -135,8 +136,9 @@ def open_bin(cfg: DataConfig) -> TokenData:
             f"data=bin with data.tokenizer={cfg.tokenizer} needs a folder with {RECORD_NAME}, which holds the "
             "vocabulary; prepare the text with data=text, or name the tokenizer that made the files"
         )
+    files = bin_files(cfg)
     encoding = build_encoding(cfg.tokenizer)
-    shards = {split: [foreign_shard(file) for file in files] for split, files in bin_files(cfg).items()}
+    shards = {split: [foreign_shard(file) for file in own] for split, own in files.items()}
     if len({shard.dtype for own in shards.values() for shard in own}) > 1:
         raise UserError(f"data.path={cfg.path} mixes files of uint16 and uint32 ids; give those of one tokenizer")
     opened = {split: Shards(own, encoding.n_vocab) for split, own in shards.items()}

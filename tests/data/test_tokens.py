@@ -207,7 +207,7 @@ def test_gpt2_offline_is_noticed_before_the_corpus_is_read(tmp_path, monkeypatch
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(requests, "head", no_network)
     monkeypatch.setattr(requests, "get", no_network)
-    monkeypatch.setattr(tokens, "cache_key", lambda cfg: pytest.fail("the corpus was read first"))
+    monkeypatch.setattr(tokens, "identity", lambda cfg: pytest.fail("the corpus was read first"))
     with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
         open_tokens(DataConfig(tokenizer=Tokenizer.gpt2), quiet)
 
