@@ -108,6 +108,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 1:
             raise UserError(f"data.val_fraction={self.val_fraction} must lie between 0 and 1; nanoGPT uses 0.1")
+        by_document = self.source in STREAMED and self.val_split is None
+        if by_document and self.val_fraction > 0.5:
+            raise UserError(f"data.val_fraction={self.val_fraction} of documents must be at most 0.5: one in two")
         if self.path is not None and self.source not in FILES:
             raise UserError(
                 f"data.path={self.path} needs data=text beside it, or json, parquet or bin; data={self.source} reads "

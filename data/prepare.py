@@ -11,13 +11,13 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ FORMAT = 2
 RECORD_NAME = "tokens.json"
 LEARNT_CHARACTERS = 2**30
 """Characters of the training split that tokenizer=bpe learns from, at most: the first ones."""
-stopping: Event | None = None
+stopping = None
 """In a process that tokenises, what the first one sets when it is to leave off."""
 COUNTS = ("tokens", "characters", "bytes", "documents")
 
@@ -80,9 +80,9 @@ def fill(cfg: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
     for half in work.glob(".*"):
         half.unlink()
     corpus = load_corpus(cfg, work)
-    encoding = settled_encoding(cfg, corpus, work / "tokenizer.json")
     jobs = {work / f"{split}_{i:03d}.bin": part for split in corpus.parts for i, part in enumerate(corpus.parts[split])}
-    keep_if_same(work, [corpus.revision, encoding_record(encoding)["sha256"], len(jobs)])
+    keep_if_same(work, [corpus.revision, len(jobs)])
+    encoding = settled_encoding(cfg, corpus, work / "tokenizer.json")
     left = {path: part for path, part in jobs.items() if not read_note(path)}
     if len(left) < len(jobs):
         say(f"going on: {len(jobs) - len(left)} of {len(jobs)} token files of {corpus.name} are there")
@@ -101,10 +101,10 @@ def fill(cfg: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
             f"documents, or raise data.val_fraction={cfg.val_fraction}"
         )
     write_text(work / RECORD_NAME, json.dumps(record))
-    for path in work.iterdir():
-        if path not in jobs and path.name != RECORD_NAME:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
     os.rename(work, folder)
+    for path in folder.iterdir():
+        if work / path.name not in jobs and path.name != RECORD_NAME:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     size, seconds = count_text(sum(record["tokens"].values())), time.perf_counter() - began
     say(f"prepared {size} tokens ({encoding.name}) from {corpus.name} in {seconds:.1f} s -> {folder}")
 
@@ -133,12 +133,12 @@ def first_characters(texts: Iterator[str], n: int) -> Iterator[str]:
 
 
 def keep_if_same(work: Path, plan: list) -> None:
-    """Removes the token files of `work` that an earlier attempt made by another plan."""
+    """Removes what an earlier attempt made in `work` by another plan, as of another revision."""
     path = work / "plan.json"
     with contextlib.suppress(OSError, ValueError):
         if json.loads(path.read_text(encoding="utf-8")) == plan:
             return
-    for old in (*work.glob("*.bin"), *work.glob("*.bin.json")):
+    for old in (*work.glob("*.bin"), *work.glob("*.json")):
         old.unlink()
     write_text(path, json.dumps(plan))
 
@@ -151,13 +151,13 @@ def tokenise(jobs: dict[Path, Part], encoding: "Encoding", separated: bool, num_
         for path, part in jobs.items():
             write_shard(path, part, encoding, separator)
         return
-    context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else None)
-    stop = context.Event()
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+    stop = context.RawValue("b", False)
     # not by the map of `datasets`: its manager and workers stay behind, and wait, when this process is killed
     with ProcessPoolExecutor(n, context, begin_worker, (os.getpid(), stop)) as pool, progress(len(jobs)) as advance:
-        with uninterrupted():  # they begin here, and have their parent's ways until begin_worker
-            done = [pool.submit(write_shard, path, part, encoding, separator) for path, part in jobs.items()]
         try:
+            with uninterrupted():  # they begin here, and have their parent's ways until begin_worker
+                done = [pool.submit(write_shard, path, part, encoding, separator) for path, part in jobs.items()]
             for job in as_completed(done):
                 job.result()
                 advance()
@@ -167,11 +167,11 @@ def tokenise(jobs: dict[Path, Part], encoding: "Encoding", separated: bool, num_
                 f"data.num_proc={n // 2} needs less"
             ) from error
         finally:
-            stop.set()
+            stop.value = True
             pool.shutdown(cancel_futures=True)
 
 
-def begin_worker(parent: int, stop: Event) -> None:
+def begin_worker(parent: int, stop) -> None:
     """Has this process ignore Ctrl-C, which its parent hears too, stop when that is told to, and end when it does."""
 
     def watch() -> None:
@@ -223,7 +223,7 @@ def write_shard(path: Path, part: Part, encoding: "Encoding", separator: int | N
     dtype = token_dtype(encoding.n_vocab)
     with open(aside, "wb") as file:
         for begins, text in part.read():
-            if stopping and stopping.is_set():
+            if stopping and stopping.value:
                 raise KeyboardInterrupt
             ids = encode(encoding, text)
             if begins and separator is not None:
@@ -259,6 +259,7 @@ def describe(cfg: DataConfig, corpus: Corpus, encoding: "Encoding", notes: list[
         "format": FORMAT,
         "source": corpus.name,
         "revision": corpus.revision,
+        "separated": corpus.separated,
         "split_rule": split_rule(cfg),
         "tokenizer": encoding_record(encoding),
         "dtype": token_dtype(encoding.n_vocab).name,
@@ -272,17 +273,26 @@ def describe(cfg: DataConfig, corpus: Corpus, encoding: "Encoding", notes: list[
 def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Keeps other processes of this machine from preparing the same; the lock is lifted when the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
-        if fcntl:
+    if not fcntl:
+        yield
+        return
+    waited = False
+    while True:
+        with open(path, "w") as lock:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not the workers' too
             except (BlockingIOError, PermissionError):
-                say("another process is preparing this text; waiting for it")
+                if not waited:
+                    say("another process is preparing this text; waiting for it")
+                waited = True
                 fcntl.lockf(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+            if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                continue  # whoever had it has removed it, and a third process may have another
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 def count_text(n: int) -> str:

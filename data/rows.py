@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data.config import DataConfig, Source
-from data.text import cut, text_files
+from data.config import DataConfig, Errors, Source
+from data.text import cut, pieces_of, text_files
 from errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 ROWS_AT_ONCE = 256
+TEXT_KINDS = {"string", "large_string", "string_view", "str"}
 NETWORK_TIMEOUT_S = 5
 
 
@@ -27,7 +28,9 @@ class Rows:
     """Some rows of a data set; with `every`, those of them that validate, or those that do not."""
 
     dataset: "Dataset"
+    """In Arrow's format."""
     column: str
+    errors: Errors
     begin: int
     end: int
     every: int = 0
@@ -35,11 +38,24 @@ class Rows:
 
     def read(self) -> Iterator[tuple[bool, str]]:
         """Whether a document begins, and the text, piece by piece; rows without text are left out."""
+        import pyarrow
+
         for at in range(self.begin, self.end, ROWS_AT_ONCE):
-            for text in self.dataset[at : min(at + ROWS_AT_ONCE, self.end)][self.column]:
+            column = self.dataset[at : min(at + ROWS_AT_ONCE, self.end)][self.column]
+            for row, raw in enumerate(column.cast(pyarrow.large_binary()).to_pylist(), start=at):
+                text = self.decoded(raw or b"", row)
                 if text and (not self.every or validates(text, self.every) == self.validating):
                     for i, piece in enumerate(cut(text)):
                         yield i == 0, piece
+
+    def decoded(self, raw: bytes, row: int) -> str:
+        try:
+            return raw.decode("utf-8", self.errors)
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"the column {self.column!r} is not utf-8 in row {row}: byte 0x{raw[error.start]:02x} at offset "
+                f"{error.start}; data.errors=replace takes it as it is"
+            ) from error
 
 
 def validates(text: str, every: int) -> bool:
@@ -71,6 +87,10 @@ def unavailable(cfg: DataConfig, error: Exception) -> str:
     reason = error.__cause__ or error
     what = f"data.name={cfg.name}" if cfg.source == Source.hub else f"data.path={cfg.path}"
     line = f"{type(reason).__name__}: {reason}".splitlines()[0][:300]
+    if cfg.source == Source.json and isinstance(reason, UnicodeDecodeError):
+        for path in text_files(cfg):
+            for _ in pieces_of(path, Errors.strict):  # says in which file, and where
+                pass
     if cfg.source != Source.hub:
         return f"cannot read {what} as {cfg.source} ({line})"
     return (
@@ -129,8 +149,8 @@ def check_column(cfg: DataConfig, kinds: dict[str, str]) -> None:
     """UserError where the column is missing or holds no text; `kinds` are all columns' types by name."""
     if cfg.column not in kinds:
         raise UserError(f"there is no column {cfg.column!r}; data.column= takes one of {', '.join(kinds)}")
-    if "str" not in kinds[cfg.column]:
-        texts = [name for name, kind in kinds.items() if "str" in kind]
+    if kinds[cfg.column] not in TEXT_KINDS:
+        texts = [name for name, kind in kinds.items() if kind in TEXT_KINDS]
         raise UserError(
             f"the column {cfg.column!r} holds {kinds[cfg.column]}, not text; columns of text are: "
             f"{', '.join(texts) or 'none'}"

@@ -5,7 +5,7 @@ modded-nanogpt's is the same.
 """
 
 import hashlib
-import mmap
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,12 @@ HEADERS = {20240520: (1, np.dtype(np.uint16)), 20240801: (7, np.dtype(np.uint32)
 END_BYTES = 4096
 CHECKED_WHOLE = 2**28
 """Bytes of token files up to which all are read when they are opened; of larger ones, the ends alone."""
-MAPPED_ROWS = 1024
-"""Blocks read before the pages that they touched are given back: a mapped page counts as this process's memory."""
+MAPPED_FILES = 64
+"""Files that are mapped at once: each holds a descriptor, of which there may be 1024."""
+MAPPED_BYTES = 2**26
+"""Read before pages are given back, about: a mapped page counts as this process's memory."""
+PAGES = 2**16
+"""Bytes that reading one place maps, with its neighbours."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ class Shards:
     def __init__(self, parts: Sequence[ShardFile | np.ndarray], vocab_size: int | None = None):
         self.parts, self.vocab_size = [part for part in parts if len(part)], vocab_size
         self.ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
-        self.maps: dict[int, np.ndarray] = {}
-        self.rows_mapped = 0
+        self.maps: OrderedDict[int, np.ndarray] = OrderedDict()  # the one read last at the end
+        self.bytes_mapped = 0
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if self.parts else 0
@@ -61,7 +65,7 @@ class Shards:
         first = np.searchsorted(self.ends, starts, side="right")
         for row, start, part in zip(out, np.asarray(starts).tolist(), first.tolist(), strict=True):
             self._fill(row, start, part)
-        self._release(len(starts))
+        self._release(len(starts) * (PAGES + 4 * length))
         if self.vocab_size is not None and out.size and (largest := int(out.max())) >= self.vocab_size:
             row, column = np.unravel_index(out.argmax(), out.shape)
             raise UserError(
@@ -80,19 +84,21 @@ class Shards:
             filled, part = filled + len(ids), part + 1
 
     def _array(self, part: int) -> np.ndarray:
+        shard = self.parts[part]
+        if not isinstance(shard, ShardFile):
+            return shard
         if part not in self.maps:
-            shard = self.parts[part]
-            self.maps[part] = shard.map() if isinstance(shard, ShardFile) else shard
+            self.maps[part] = shard.map()
+            if len(self.maps) > MAPPED_FILES:
+                self.maps.popitem(last=False)
+        self.maps.move_to_end(part)
         return self.maps[part]
 
-    def _release(self, n_rows: int) -> None:
-        self.rows_mapped += n_rows
-        if self.rows_mapped < MAPPED_ROWS:
-            return
-        self.rows_mapped = 0
-        for array in self.maps.values():
-            if isinstance(array, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
-                array._mmap.madvise(mmap.MADV_DONTNEED)
+    def _release(self, n_bytes: int) -> None:
+        self.bytes_mapped += n_bytes
+        if self.bytes_mapped >= MAPPED_BYTES:
+            self.maps.clear()
+            self.bytes_mapped = 0
 
     def where(self, position: int) -> str:
         """The file and the place in it of the id at `position`."""
@@ -107,22 +113,33 @@ class Shards:
             yield self.take(np.array([start]), min(size, len(self) - start))[0]
 
 
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest of uint16 and uint32 that holds every id below `vocab_size`."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+
+
 def as_shards(tokens: Shards | np.ndarray) -> Shards:
     return tokens if isinstance(tokens, Shards) else Shards([tokens])
 
 
-def foreign_shard(path: Path) -> ShardFile:
-    """A token file of nanoGPT or llm.c, by its header; UserError where it is cut off, or of an unknown version."""
+def foreign_shard(path: Path, vocab_size: int) -> ShardFile:
+    """A token file of nanoGPT or llm.c, by its header; UserError where it is cut off, or of an unknown version.
+
+    Without a header its ids are of the smallest type that holds `vocab_size` of them.
+    """
     size = path.stat().st_size
     with open(path, "rb") as file:
         header = np.frombuffer(file.read(12).ljust(12, b"\0"), np.int32)
     magic, version, count = header.tolist()
     if magic not in HEADERS:
-        if size % 2:
-            raise UserError(
-                f"{path} has {size:,} bytes, which is no number of uint16 ids; it is cut off, or no token file"
-            )
-        return ShardFile(path, np.dtype(np.uint16), size // 2)
+        dtype = token_dtype(vocab_size)
+        if size % dtype.itemsize:
+            raise UserError(f"{path} has {size:,} bytes, which is no number of {dtype} ids; it is cut off, or none")
+        shard = ShardFile(path, dtype, size // dtype.itemsize)
+        head = shard.map()[:END_BYTES] if shard.count > 1 else np.ones(2)
+        if dtype == np.uint16 and head[::2].any() and not head[1::2].any():
+            raise UserError(f"{path} looks as if its ids were uint32, and those of {vocab_size} words are uint16")
+        return shard
     known, dtype = HEADERS[magic]
     if version != known:
         raise UserError(f"{path} has magic {magic} and version {version}, and only version {known} is known")

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from data.config import DataConfig, Source
 from data.rows import Rows, check_column, check_split, load_builder, loading, quiet, revision_of, validating_share
+from data.shards import ends_sha256
 from data.text import FileText, Piece, cut, files_sha256, pieces_of, split_characters, text_files, universal_newlines
 from errors import UserError
 
@@ -126,7 +127,7 @@ def decode_or_none(path: Path) -> str | None:
 
 
 def identify_stdlib(cfg: DataConfig) -> list:
-    return [documents_sha256(read_stdlib().items())]
+    return [documents_sha256(read_stdlib().items()), cfg.separate]
 
 
 def load_stdlib(cfg: DataConfig, scratch: Path) -> Corpus:
@@ -136,7 +137,7 @@ def load_stdlib(cfg: DataConfig, scratch: Path) -> Corpus:
     train = [text for i, text in enumerate(texts) if i % STDLIB_VAL_EVERY != STDLIB_VAL_EVERY - 1]
     name = f"stdlib (Python {platform.python_version()}, {len(texts)} files)"
     parts = {"train": [Texts(train)], "val": [Texts(val)]}
-    return Corpus(name, parts, separated=True)
+    return Corpus(name, parts, cfg.separate)
 
 
 # text
@@ -194,16 +195,25 @@ def part_bytes(total: int) -> int:
 
 
 def identify_files(cfg: DataConfig) -> list:
-    return [files_sha256(text_files(cfg)), cfg.column, str(cfg.errors), cfg.separate]
+    return [*contents(cfg, text_files(cfg)), cfg.column, str(cfg.errors), cfg.separate]
+
+
+def contents(cfg: DataConfig, files: list[Path]) -> list:
+    """What the files are known by: a hash of all their bytes, or of their ends where they are streamed."""
+    if cfg.stream:
+        return [[file.stat().st_size, ends_sha256(file)] for file in files]
+    return [files_sha256(files)]
 
 
 def identify_hub(cfg: DataConfig) -> list:
     """A local folder is known by its files, a data set of the Hub by what was asked for, which needs no network."""
-    local = Path(cfg.name or "").is_dir() and cfg.name
-    files = (
-        [files_sha256(sorted(path for path in Path(cfg.name).rglob("*") if path.is_file()))] if local else [cfg.name]
-    )
-    return [*files, cfg.subset, cfg.revision, cfg.column, cfg.separate, cfg.train_split, cfg.val_split]
+    folder = Path(cfg.name)
+    if folder.is_dir():  # its splits are told by the files' names
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        known = [[path.relative_to(folder).as_posix() for path in files], *contents(cfg, files)]
+    else:
+        known = [cfg.name]
+    return [*known, cfg.subset, cfg.revision, cfg.column, cfg.separate, cfg.train_split, cfg.val_split]
 
 
 def load_rows(cfg: DataConfig, scratch: Path) -> Corpus:
@@ -218,12 +228,14 @@ def load_rows(cfg: DataConfig, scratch: Path) -> Corpus:
         )
         for name in filter(None, names.values()):
             check_split(cfg, splits, name)
-        loaded = {split: builder.as_dataset(split=name) for split, name in names.items() if name}
+        loaded = {split: builder.as_dataset(split=name).with_format("arrow") for split, name in names.items() if name}
     for dataset in loaded.values():
-        check_column(cfg, {name: getattr(kind, "dtype", str(kind)) for name, kind in dataset.features.items()})
+        check_column(cfg, {name: str(getattr(kind, "dtype", kind)) for name, kind in dataset.features.items()})
     every = 0 if names["val"] else validating_share(cfg)
     parts = {
-        split: [Rows(dataset, cfg.column, *ends, every, validating=split == "val") for ends in ranges(dataset)]
+        split: [
+            Rows(dataset, cfg.column, cfg.errors, *ends, every, validating=split == "val") for ends in ranges(dataset)
+        ]
         for split, dataset in (("train", loaded["train"]), ("val", loaded.get("val", loaded["train"])))
     }
     return Corpus(corpus_name(cfg), parts, cfg.separate, revision_of(cfg, builder))

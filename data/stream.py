@@ -109,8 +109,10 @@ class Share:
     def take(self, n_rows: int, block_size: int) -> np.ndarray:
         """The next rows, (n_rows, T+1) int64."""
         needed = n_rows * block_size + 1
-        while sum(len(ids) for _, ids in self.held) - self.used < needed:
+        have = sum(len(ids) for _, ids in self.held) - self.used
+        while have < needed:
             self.held.append(next(self.coming))
+            have += len(self.held[-1][1])
         ids = np.concatenate([ids for _, ids in self.held])[self.used :]
         rows = np.arange(n_rows)[:, None] * block_size + np.arange(block_size + 1)
         self.used += n_rows * block_size
@@ -131,7 +133,12 @@ class StreamBatches:
         self.go_to(0, [])
 
     def go_to(self, step: int, positions: list[dict]) -> None:
-        """Goes on at `step`, with each share at its position; at their beginning where none are given."""
+        """Goes on at `step`, with each share at its position; at their beginning where none are given.
+
+        UserError where the positions are those of another number of shares.
+        """
+        if positions and len(positions) != self.parts:
+            raise UserError(f"this run's stream has data.parts={len(positions)}, and keeps them; give no other number")
         self.next, self.begun, self.shares = step, positions or [BEGINNING] * self.parts, None
         self.latest: tuple[np.ndarray, np.ndarray] | None = None
         self.positions: dict[int, list[dict]] = {}
@@ -169,18 +176,28 @@ def open_stream(cfg: DataConfig, encoding: "Encoding", val_tokens: int | None) -
         stream, splits = Stream(cfg, builder, encoding, train_split, every), builder.as_streaming_dataset()
         for split in filter(None, (train_split, val_split)):
             check_split(cfg, list(splits), split)
-            row = next(iter(splits[split]), {})
-            check_column(cfg, {name: type(value).__name__ for name, value in row.items()})
+            check_column(cfg, column_kinds(splits[split]))
         val = validation(stream, val_split or train_split, val_tokens)
     record = {
         "source": f"{corpus_name(cfg)}, streamed",
         "corpus_sha256": digest([*identity(cfg), revision := revision_of(cfg, builder)]),
         "revision": revision,
+        "separated": cfg.separate,
         "split_rule": split_rule(cfg),
         "tokenizer": encoding_record(encoding),
         "tokens": {"val": len(val)},
     }
     return stream, val, record
+
+
+def column_kinds(rows) -> dict[str, str]:
+    """Columns' types, by the first values that are any."""
+    kinds: dict[str, str] = {}
+    for row in islice(rows, 1000):
+        kinds |= {k: type(v).__name__ for k, v in row.items() if v is not None or k not in kinds}
+        if "NoneType" not in kinds.values():
+            break
+    return kinds
 
 
 def validation(stream: Stream, split: str, n_tokens: int | None) -> Shards:

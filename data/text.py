@@ -17,7 +17,7 @@ from errors import UserError
 
 PIECE = 2**20
 """Characters, or bytes of a file, that a piece has, about: it ends where it may."""
-MOST = 2**26
+MOST = 2**24
 """Characters, or bytes, after which a piece ends anywhere: no text that is words has as many without a place to end."""
 TAILS = (2**8, 2**16)
 """Bytes before a block's end among which its last such place is sought."""
@@ -132,7 +132,7 @@ def last_end(raw: bytearray) -> int | None:
         if end := max((m.start() for m in FILE_END.finditer(tail)), default=0):
             return len(raw) - len(tail[end:].encode("utf-8", "surrogateescape"))
     borders = (at for at in range(len(raw) - 1, 0, -1) if raw[at] & 0xC0 != 0x80 and raw[at - 1] != ord("\r"))
-    return next(borders) if len(raw) >= MOST else None
+    return next(borders, len(raw)) if len(raw) >= MOST else None
 
 
 def piece(path: Path, begin: int, raw: bytes, errors: Errors, begins: bool) -> Piece:

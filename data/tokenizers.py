@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data.config import Tokenizer
+from data.shards import token_dtype
 from data.text import cut
 from errors import UserError
 
@@ -160,11 +161,6 @@ def end_of_text(encoding: "Encoding") -> int | None:
     return encoding.encode_single_token(END_OF_TEXT) if END_OF_TEXT in encoding.special_tokens_set else None
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest of uint16 and uint32 that holds every id below `vocab_size`."""
-    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-
-
 def vocabulary(encoding: "Encoding") -> list[bytes]:
     """The bytes of each id; none for special tokens, and for ids that cl100k_base and o200k_base leave out."""
     words = [b""] * encoding.n_vocab
@@ -197,7 +193,7 @@ def encoding_from_record(record: dict) -> "Encoding":
     if kind not in list(Tokenizer):
         raise UserError(f"unknown tokenizer {kind!r} on record; known are {', '.join(Tokenizer)}")
     if kind == Tokenizer.char:
-        encoding = build_char(record["characters"], record["end_of_text"] is not None)
+        encoding = build_char(record["characters"], record.get("end_of_text") is not None)
     elif kind == Tokenizer.bpe:
         encoding = build_bpe([base64.b64decode(word) for word in record["words"].split()])
     else:

@@ -7,6 +7,7 @@ so on, val_000.bin and so on (bare ids, in the recorded dtype), and tokens.json.
 import glob
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tiktoken import Encoding
 
 SPLITS = ("train", "val")
+SPLIT_WORDS = {"train": "train", "val": "val", "valid": "val", "validation": "val"}
 
 
 @dataclass
@@ -49,8 +51,8 @@ class TokenData:
 
     @property
     def separator(self) -> int | None:
-        """The id that stands before each document; None where the tokenizer has none."""
-        return end_of_text(self.encoding)
+        """The id that stands before each document; None where documents are not separated, or are but one."""
+        return end_of_text(self.encoding) if self.record["separated"] else None
 
 
 def open_tokens(cfg: DataConfig, say: Callable[[str], None] = print, *, val_tokens: int | None = None) -> TokenData:
@@ -99,11 +101,11 @@ def read_tokens(folder: Path) -> TokenData:
             )
             for split in SPLITS
         )
-        lengths = np.array(record["token_bytes"], dtype=np.int64)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        encoding = encoding_from_record(record["tokenizer"])
+        return token_data(train, val, encoding, record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path} or a file beside it is damaged ({reason}); {remedy(folder)}") from error
-    return TokenData(train, val, encoding_from_record(record["tokenizer"]), vocab_size, lengths, record)
 
 
 def check_shard(path: Path, note: dict, dtype: np.dtype, whole: bool) -> None:
@@ -138,41 +140,47 @@ def open_bin(cfg: DataConfig) -> TokenData:
         )
     files = bin_files(cfg)
     encoding = build_encoding(cfg.tokenizer)
-    shards = {split: [foreign_shard(file) for file in own] for split, own in files.items()}
-    if len({shard.dtype for own in shards.values() for shard in own}) > 1:
+    n_vocab = encoding.n_vocab
+    shards = {split: [foreign_shard(file, n_vocab) for file in own] for split, own in files.items()}
+    everything = [shard for own in shards.values() for shard in own]
+    if len({shard.dtype for shard in everything}) > 1:
         raise UserError(f"data.path={cfg.path} mixes files of uint16 and uint32 ids; give those of one tokenizer")
-    opened = {split: Shards(own, encoding.n_vocab) for split, own in shards.items()}
-    whole = sum(shard.count * shard.dtype.itemsize for own in shards.values() for shard in own) <= CHECKED_WHOLE
+    opened = {split: Shards(own, n_vocab) for split, own in shards.items()}
+    whole = sum(shard.count * shard.dtype.itemsize for shard in everything) <= CHECKED_WHOLE
     for tokens in opened.values() if whole else ():
         for _ in tokens.chunks():  # an id beyond the vocabulary is refused
             pass
-    known = [
-        [(file.name, file.stat().st_size, ends_sha256(file)) for file in (s.path for s in own)]
-        for own in shards.values()
-    ]
+    digest_of = whole_sha256 if whole else ends_sha256
+    known = [[(s.path.name, s.path.stat().st_size, digest_of(s.path)) for s in own] for own in shards.values()]
     record = {
         "format": FORMAT,
         "source": str(cfg.path),
         "corpus_sha256": hashlib.sha256(json.dumps(known).encode()).hexdigest(),
         "revision": None,
+        "separated": True,
         "split_rule": "by the names of the files",
         "tokenizer": encoding_record(encoding),
-        "dtype": next(iter(shards["train"])).dtype.name,
+        "dtype": everything[0].dtype.name,
         "tokens": {split: len(tokens) for split, tokens in opened.items()},
     }
     return token_data(opened["train"], opened["val"], encoding, record)
 
 
 def bin_files(cfg: DataConfig) -> dict[str, list[Path]]:
-    """The .bin files of data.path by split: "val" in a name validates, "train" trains."""
+    """The .bin files of data.path by split: the word "val" in a name validates, "train" trains."""
     if cfg.path is None:
         raise UserError("data=bin needs data.path=FOLDER, or a glob, of train*.bin and val*.bin files")
     path = Path(cfg.path).expanduser()
     found = path.glob("*.bin") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
     files = sorted(file for file in found if file.is_file())
+    if beside := next((file.parent for file in files if (file.parent / RECORD_NAME).exists()), None):
+        raise UserError(f"data.path={cfg.path} leaves out {RECORD_NAME}, which says what the ids are; give {beside}")
     by_split = {"train": [], "val": []}
     for file in files:
-        if split := next((split for split in ("val", "train") if split in file.name), None):
+        words = {SPLIT_WORDS[word] for word in re.findall("[a-z]+", file.name.lower()) if word in SPLIT_WORDS}
+        if len(words) > 1:
+            raise UserError(f"{file} is named after both splits; rename it, or leave it out by a glob")
+        for split in words:
             by_split[split].append(file)
     if missing := [split for split, own in by_split.items() if not own]:
         raise UserError(

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model.config import Kernels, ModelConfig, Placement
 from model.init import init_weights
-from model.loss import head_loss
+from model.loss import head_loss, head_losses
 from model.norm import Norm, backend, build_norm
 from model.rope import rope_table
 
@@ -95,7 +95,8 @@ def within_documents(tokens: Tensor, separator: int) -> Tensor:
 class GPT(nn.Module):
     """Tokens in, logits out; with targets, the mean cross-entropy in nats per token.
 
-    forward(tokens (B, T)) -> (B, T, vocab_size); forward(tokens, targets (B, T)) -> (). Targets of -100 do not count.
+    forward(tokens (B, T)) -> (B, T, vocab_size); forward(tokens, targets (B, T)) -> (), or with `each`
+    -> (B, T), the loss of each. Targets of -100 do not count.
     Weights are drawn from `seed`, each keyed by its own name (see model.init). T must not exceed cfg.block_size. Ids
     from vocab_size on are padding, and have no part in the loss. Where the id `separator` is given, it begins a
     document, and attention stays within documents.
@@ -127,7 +128,7 @@ class GPT(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         init_weights(self, seed=seed, n_layer=cfg.n_layer)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, each: bool = False) -> Tensor:
         T = tokens.shape[1]
         cos, sin = self.cos[:T], self.sin[:T]
         mask = None if self.separator is None else within_documents(tokens, self.separator)
@@ -140,7 +141,8 @@ class GPT(nn.Module):
         y = stream if self.final_norm is None else self.final_norm(stream, branch)[0]
         if targets is None:
             return self.head(y)[..., : self.n_vocab]
-        return head_loss(y.flatten(0, 1), self.head.weight, targets.flatten(), self.n_vocab)
+        to_be_predicted = y.flatten(0, 1), self.head.weight, targets.flatten(), self.n_vocab
+        return head_losses(*to_be_predicted).view_as(targets) if each else head_loss(*to_be_predicted)
 
     def num_params(self) -> int:
         """Trainable numbers; tied embeddings count once."""

@@ -28,6 +28,15 @@ def head_loss(x: Tensor, weight: Tensor, targets: Tensor, n_vocab: int | None = 
         return _Chunked.apply(x, weight, targets, dtype, n_rows, torch.is_grad_enabled(), padding)
 
 
+def head_losses(x: Tensor, weight: Tensor, targets: Tensor, n_vocab: int | None = None) -> Tensor:
+    """What `head_loss` is the mean of, (N,) in float32, 0 for targets of -100; held as few logits at once."""
+    padding, n_rows = padding_logits(weight, n_vocab), max(1, AT_ONCE[x.device.type] // weight.shape[0])
+    chunks = zip(x.split(n_rows), targets.split(n_rows), strict=True)
+    return torch.cat(
+        [F.cross_entropy(F.linear(xs, weight, padding).float(), ts, reduction="none") for xs, ts in chunks]
+    )
+
+
 def padding_logits(weight: Tensor, n_vocab: int | None) -> Tensor | None:
     """What a logit gets added, (V,): minus infinity where its id is padding; None where none is."""
     if n_vocab is None or n_vocab == weight.shape[0]:

@@ -74,7 +74,7 @@ def main(cfg: Config) -> None:
     data = open_tokens(cfg.data, print)
     splits = {"train": data.train, "val": data.val}
     if shards := data.record.get("shards"):
-        folder = token_folder(cfg.data) if cfg.data.source != "bin" else Path(cfg.data.path)
+        folder = token_folder(cfg.data) if cfg.data.source != "bin" else Path(cfg.data.path).expanduser()
         check_whole(folder, shards)
         print(f"{folder}: {sum(map(len, shards.values()))} token files, whole by their checksums")
     kind, dtype = data.encoding.name, data.record["dtype"]

@@ -41,7 +41,7 @@ def load_config(folder: Path) -> Config:
 
 
 def main(options: Options) -> None:
-    from data.tokenizers import encode, encoding_from_record
+    from data.tokenizers import encode, encoding_from_record, end_of_text
     from model.gpt import GPT
     from training import checkpoint
     from training.device import settle
@@ -53,6 +53,7 @@ def main(options: Options) -> None:
     cfg.dist = DistConfig()
     settle(cfg)
     encoding = encoding_from_record(json.loads((folder / "environment.json").read_text())["data"]["tokenizer"])
+    separator = end_of_text(encoding) if cfg.data.document_mask else None
     saved = folder / "checkpoints" / "best"
     if options.checkpoint == Which.last:
         steps = checkpoint.steps_saved(folder / "checkpoints")
@@ -61,7 +62,7 @@ def main(options: Options) -> None:
         saved, _ = checkpoint.check(saved)
     except checkpoint.CorruptCheckpoint as e:
         raise UserError(f"{saved} is missing or damaged ({e}); checkpoint=best|last says which one to take") from e
-    model = GPT(cfg.model, encoding.n_vocab, kernels=cfg.kernels).to(cfg.device)
+    model = GPT(cfg.model, encoding.n_vocab, kernels=cfg.kernels, separator=separator).to(cfg.device)
     checkpoint.restore(saved, {"model": checkpoint.model_tensors(model)})
     prompt = encode(encoding, options.prompt).tolist()
     if not prompt or options.n_chars < 1:

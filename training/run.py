@@ -60,7 +60,7 @@ class Run:
         separator = data.separator if cfg.data.document_mask else None
         if cfg.data.document_mask and separator is None:
             raise UserError(
-                "data.document_mask=true needs end-of-text between documents, and this text is one; leave it out"
+                "data.document_mask=true needs documents with end-of-text between them, and here is none; leave it out"
             )
         how = {"kernels": cfg.kernels, "seed": cfg.seed, "separator": separator}
         self.model = GPT(cfg.model, data.vocab_size, **how).to(self.device)
@@ -228,27 +228,32 @@ class Run:
 
     @torch.no_grad()
     def evaluate(self, step: int, x: Tensor, y: Tensor) -> dict:
-        """Validation loss, in nats per token and bits per byte, on x and y, (N, T); targets of -100 do not count."""
+        """Validation loss, in nats per token and bits per byte, on x and y, (N, T); targets of -100 do not count.
+
+        Bits per byte are those of the text: neither the bits nor the bytes of end-of-text are among them.
+        """
         began = now(self.device)
         self.model.eval()
-        total, n_tokens, world = 0.0, int((y >= 0).sum()), self.world
+        world, lengths = self.world, torch.from_numpy(self.data.token_bytes)
+        totals, n_tokens = torch.zeros(2, dtype=torch.float64), int((y >= 0).sum())  # of all targets, and of text
         chunks = list(zip(x.split(self.micro_batch), y.split(self.micro_batch), strict=True))
         for at in range(world.rank, -(-len(chunks) // world.size) * world.size, world.size):
             # every process takes as many, since each gathers split weights: where none is left, one that does not count
             world.beat()
             xs, ys = chunks[at % len(chunks)]
             with self.autocast(), self.uncompiled():
-                part = self.model(xs.to(self.device), ys.to(self.device)).item() * int((ys >= 0).sum())
-            total += part if at < len(chunks) else 0
+                losses = self.model(xs.to(self.device), ys.to(self.device), each=True).cpu().double()
+            if at < len(chunks):
+                totals += torch.stack([losses.sum(), losses[lengths[ys.clamp(min=0)] > 0].sum()])
         world.part(self.model)
-        loss = world.sum(torch.tensor(total, dtype=torch.float64)).item() / n_tokens
-        self.val_loss = loss
-        n_bytes = int(torch.from_numpy(self.data.token_bytes)[y[y >= 0]].sum())
+        total, of_text = world.sum(totals).tolist()
+        self.val_loss = loss = total / n_tokens
+        n_bytes = int(lengths[y[y >= 0]].sum())
         record = {
             "step": step,
             "tokens": step * self.cfg.train.batch_size * self.cfg.model.block_size,
             "val/loss": loss,
-            "val/bpb": loss * n_tokens / n_bytes / math.log(2),
+            "val/bpb": of_text / n_bytes / math.log(2),
             "time/eval_ms": 1e3 * (now(self.device) - began),
         }
         self.tracker.log([record])

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from data import prepare, sources, text, tokens
 from data.config import DataConfig, Source, Tokenizer
+from data.tokenizers import build_encoding, encoding_record
 from data.tokens import open_tokens
 from errors import UserError
 from tests.conftest import ROOT
@@ -196,6 +198,52 @@ def test_what_is_learnt_is_learnt_from_the_training_split_alone(tmp_path):
     words = set(data.encoding.token_byte_values())
     assert b" abab" in words
     assert b"cd" not in words
+
+
+def test_what_was_learnt_from_another_revision_is_not_taken_over(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("some text " * 50)
+    cfg = text_config(tmp_path, path, tokenizer=Tokenizer.char)
+    expected = open_tokens(cfg, print).record
+    (folder,) = (tmp_path / "cache").iterdir()
+    shutil.rmtree(folder)
+    work = folder.with_name(f".{folder.name}.part")
+    work.mkdir()
+    (work / "plan.json").write_text(json.dumps(["another revision", 2]))
+    other = encoding_record(build_encoding(Tokenizer.char, "xyz", separated=False))
+    (work / "tokenizer.json").write_text(json.dumps(other))
+    assert open_tokens(cfg, print).record == expected
+
+
+def test_a_lock_that_was_removed_keeps_nobody_in(tmp_path):
+    """The one who waited for it takes the new one, which a third may have."""
+    path = tmp_path / "lock"
+    code = (
+        "import sys, time; from pathlib import Path; from data.prepare import locked\n"
+        "with locked(Path(sys.argv[1]), lambda line: print(line, flush=True)):\n"
+        "    print('in', flush=True); time.sleep(float(sys.argv[2])); print('out', flush=True)"
+    )
+
+    def start(seconds):
+        command = [sys.executable, "-c", code, str(path), str(seconds)]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+    first = start(1.0)
+    assert first.stdout.readline() == "in\n"
+    second = start(1.0)
+    assert second.stdout.readline().startswith("another process")
+    first.communicate()  # removes the lock, as the second gets it
+    third = start(0.0)
+    outs = [p.communicate()[0] for p in (second, third)]
+    assert outs[0] == "in\nout\n"
+    assert outs[1].endswith("in\nout\n")
+    assert not path.exists()
+
+
+def test_the_standard_library_is_joined_where_asked(tmp_path):
+    data = open_tokens(DataConfig(cache_dir=str(tmp_path), separate=False), print)
+    assert data.separator is None
+    assert not any((ids == 256).any() for ids in data.train.chunks())
 
 
 def test_a_tokenizer_has_its_own_folder_and_processes_have_not(tmp_path):

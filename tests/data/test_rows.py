@@ -121,6 +121,43 @@ def test_a_column_that_is_missing_or_no_text_is_refused(column):
     assert not list(Path(column.cache_dir).glob("[!.]*"))
 
 
+@pytest.mark.parametrize("values", [[["a"], ["b"]], [{"a": "b"}] * 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_columns_of_lists_or_structs_are_no_text(tmp_path, values, stream):
+    write_parquet(tmp_path / "a.parquet", {"text": values * 20})
+    with pytest.raises(UserError, match=r"the column 'text' holds .*, not text"):
+        open_tokens(files_config(tmp_path, Source.parquet, tmp_path / "a.parquet", stream=stream), print, val_tokens=9)
+
+
+def test_bytes_that_are_no_text_are_named_with_their_row(tmp_path):
+    raw = [text.encode() for text in documents(60)]
+    raw[41] = b"caf\xe9"
+    column = pa.Array.from_buffers(pa.string(), 60, pa.array(raw, pa.binary()).buffers())
+    write_parquet(tmp_path / "a.parquet", {"text": column})
+    cfg = files_config(tmp_path, Source.parquet, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"'text' is not utf-8 in row 41: byte 0xe9 at offset 3; data.errors=replace"):
+        open_tokens(cfg, print)
+    data = open_tokens(replace(cfg, errors="replace"), print)
+    assert "caf\ufffd" in texts(data, "train") + texts(data, "val")
+
+
+def test_a_file_of_another_split_is_another_text(tmp_path):
+    """Of a folder that is read as a data set: names tell the splits, and the same bytes may be others'."""
+    for name, n in {"train-00000": 100, "test-00000": 70}.items():
+        write_parquet(tmp_path / f"set/{name}-of-00001.parquet", {"text": documents(n)})
+    cfg = DataConfig(source=Source.hub, name=str(tmp_path / "set"), cache_dir=str(tmp_path / "tokens"))
+    before = open_tokens(cfg, print).record["documents"]
+    (tmp_path / "set/test-00000-of-00001.parquet").rename(tmp_path / "set/train-00001-of-00002.parquet")
+    after = open_tokens(cfg, print).record["documents"]
+    assert sum(before.values()) == 100
+    assert sum(after.values()) == 170
+
+
+def test_at_most_half_of_the_documents_validate():
+    with pytest.raises(UserError, match=r"data\.val_fraction=0\.9 of documents must be at most 0\.5"):
+        DataConfig(source=Source.json, val_fraction=0.9)
+
+
 def test_rows_without_text_are_left_out(tmp_path):
     write_parquet(tmp_path / "a.parquet", {"text": ["", None, "a", "\0b", "\r\n", *documents(50)]})
     data = open_tokens(files_config(tmp_path, Source.parquet, tmp_path / "a.parquet"), print)
@@ -171,7 +208,7 @@ def test_a_long_document_is_whole(tmp_path):
 
 BAD_FILES = {
     "cut off": (b'{"text": "a"}\n{"text": "b', "cannot read data.path=.*a.json as json"),
-    "latin-1": (b'{"text": "caf\xe9"}\n', "cannot read data.path=.*a.json as json .*can't decode byte 0xe9"),
+    "latin-1": (b'{"text": "caf\xe9"}\n', "a.json is not utf-8: byte 0xe9 at offset 13"),
     "empty": (b"", "cannot read data.path=.*a.json as json"),
 }
 

@@ -1,6 +1,5 @@
 """Token files as one array: their borders, formats, sizes, and what they cost."""
 
-import os
 import subprocess
 import sys
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import shards, tokens
+from data import tokens
 from data.config import DataConfig, Source, Tokenizer
 from data.loader import TrainBatches
 from data.shards import ShardFile, Shards, foreign_shard
@@ -78,7 +77,7 @@ FORMATS = {
 @pytest.mark.parametrize(("head", "dtype"), FORMATS.values(), ids=FORMATS)
 def test_formats_of_others_are_read(tmp_path, head, dtype):
     (tmp_path / "a.bin").write_bytes(head + np.arange(1000, dtype=dtype).tobytes())
-    shard = foreign_shard(tmp_path / "a.bin")
+    shard = foreign_shard(tmp_path / "a.bin", 50_257)
     np.testing.assert_array_equal(shard.map(), np.arange(1000))
 
 
@@ -96,7 +95,7 @@ BAD = {
 def test_damaged_files_of_others_are_refused(tmp_path, content, message):
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(UserError, match=message):
-        foreign_shard(tmp_path / "a.bin")
+        foreign_shard(tmp_path / "a.bin", 50_257)
 
 
 @pytest.fixture
@@ -164,6 +163,10 @@ seconds, most = time.perf_counter() - began, 0
 for step in range(1, 400):
     batches(step)
     most = max(most, resident() - before)
+for n, ids in enumerate(data.train.chunks()):
+    most = max(most, resident() - before)
+    if n == 500:
+        break
 print(len(data.train), seconds, most)
 """
 
@@ -198,12 +201,63 @@ def test_thousands_of_files_are_opened_in_no_time(tmp_path):
     assert len(data.train.maps) == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="for systems that give pages back")
-def test_pages_that_were_read_are_given_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "MAPPED_ROWS", 4)
-    joined, whole = Shards(files_of(tmp_path, [5000, 5000])), np.arange(10_000)
-    for start in range(0, 9990, 10):
-        np.testing.assert_array_equal(joined.take(np.array([start]), 10)[0], whole[start : start + 10])
+def test_headerless_files_are_of_the_vocabularys_type(tmp_path):
+    np.arange(1, 1001, dtype=np.uint32).tofile(tmp_path / "a.bin")
+    np.testing.assert_array_equal(foreign_shard(tmp_path / "a.bin", 200_019).map(), np.arange(1, 1001))
+    with pytest.raises(UserError, match="looks as if its ids were uint32, and those of 50257 words are uint16"):
+        foreign_shard(tmp_path / "a.bin", 50_257)
+
+
+DESCRIPTORS = """
+import resource, sys
+import numpy as np
+from data.shards import ShardFile, Shards
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+files = [ShardFile(path, np.dtype(np.uint16), 10) for path in sorted(Path(sys.argv[1]).glob("*.bin"))]
+tokens = Shards(files)
+for start in list(range(0, len(tokens) - 15, 10)) * 2:
+    assert tokens.take(np.array([start]), 15)[0].tolist() == [i % 1000 for i in range(start, start + 15)]
+print(len(files))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits descriptors")
+def test_more_files_than_descriptors(tmp_path):
+    for i in range(300):
+        (np.arange(i * 10, i * 10 + 10) % 1000).astype(np.uint16).tofile(tmp_path / f"{i:03}.bin")
+    command = [sys.executable, "-c", DESCRIPTORS, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "300\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["a_train_val.bin", "validation_of_train.bin"])
+def test_a_name_of_both_splits_is_refused(folder, name):
+    (folder / name).write_bytes(bytes(100))
+    with pytest.raises(UserError, match="is named after both splits"):
+        opened(folder)
+
+
+def test_a_name_that_holds_a_splits_letters_is_no_split(folder):
+    (folder / "retrieval.bin").write_bytes(bytes(100))
+    (folder / "trained.bin").write_bytes(bytes(100))
+    assert (len(opened(folder).train), len(opened(folder).val)) == (800, 200)
+
+
+def test_changed_ids_are_another_text(folder):
+    before = opened(folder).record["corpus_sha256"]
+    path = folder / "fineweb_train_000002.bin"
+    raw = bytearray(path.read_bytes())
+    raw[1224] ^= 1
+    path.write_bytes(raw)
+    assert opened(folder).record["corpus_sha256"] != before
+
+
+def test_a_glob_over_a_prepared_folder_points_to_it(tmp_path, text_file):
+    open_tokens(DataConfig(source=Source.text, path=str(text_file), cache_dir=str(tmp_path / "c")))
+    (path,) = (tmp_path / "c").iterdir()
+    with pytest.raises(UserError, match=r"leaves out tokens\.json, which says what the ids are; give "):
+        opened(path / "*.bin")
 
 
 def test_small_files_are_read_whole_when_they_are_opened(folder, monkeypatch):

@@ -1,6 +1,7 @@
 """Streams: exact after a stop, the same for any number of processes, disjoint, and apart from what validates."""
 
 import json
+import time
 from pathlib import Path
 
 import datasets
@@ -167,6 +168,33 @@ def test_a_share_without_documents_is_refused(tmp_path):
     stream = batches(tmp_path / "a", 2, val_fraction=0.5)
     with pytest.raises(UserError, match=r"share 1 of 2 of .* has no document to train on; take fewer"):
         stream(0)
+
+
+def test_another_number_of_parts_is_refused(folder):
+    stream = batches(folder, 2)
+    stream(0)
+    with pytest.raises(UserError, match=r"data\.parts=2, and keeps them"):
+        batches(folder, 4).go_to(1, stream.position(1))
+
+
+def test_short_documents_cost_no_more_than_their_number(tmp_path):
+    (tmp_path / "a").mkdir()
+    pq.write_table(pa.table({"text": ["word"] * 20_000}), tmp_path / "a/train-00000-of-00001.parquet")
+    cfg = DataConfig(source=Source.hub, name=str(tmp_path / "a"), stream=True, val_split="train")
+    data, seconds = open_tokens(cfg, val_tokens=200), []
+    for n_rows in (1, 4):
+        stream = StreamBatches(data.train, block_size=10_000, batch_size=n_rows, seed=0)
+        began = time.perf_counter()
+        stream(0)
+        seconds.append(time.perf_counter() - began)
+    assert seconds[1] < 8 * seconds[0]
+
+
+def test_the_first_rows_may_be_empty(tmp_path):
+    (tmp_path / "a").mkdir()
+    docs = pa.array([None, None, *documents(50)], pa.string())
+    pq.write_table(pa.table({"text": docs}), tmp_path / "a/train-00000-of-00001.parquet")
+    assert batches(tmp_path / "a", val_fraction=0.5)(0)[0].shape == (B, T)
 
 
 def test_a_stream_goes_from_step_to_step(folder):

@@ -162,6 +162,25 @@ def test_another_format_is_refused(cfg):
         open_tokens(cfg, quiet)
 
 
+@pytest.mark.parametrize("change", [{"kind": "char"}, {"kind": "bpe"}, {"end_of_text": None}, {"vocab_size": 300}])
+def test_a_damaged_tokenizer_is_refused(cfg, change):
+    open_tokens(cfg, quiet)
+    path = only_folder(cfg) / "tokens.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"tokenizer": record["tokenizer"] | change}))
+    with pytest.raises(UserError, match=r"damaged|differs from the recorded one"):
+        open_tokens(cfg, quiet)
+
+
+def test_the_lengths_of_tokens_are_the_tokenizers(cfg):
+    expected = open_tokens(cfg, quiet).token_bytes.tolist()
+    path = only_folder(cfg) / "tokens.json"
+    record = json.loads(path.read_text())
+    assert record["token_bytes"] == expected
+    path.write_text(json.dumps(record | {"token_bytes": [7] * 257}))
+    assert open_tokens(cfg, quiet).token_bytes.tolist() == expected
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"tokenizer": 1}', None])
 def test_a_damaged_record_is_refused(cfg, content):
     open_tokens(cfg, quiet)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,14 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import train
 from configs.schema import Config
+from data.tokens import open_tokens
 from errors import UserError
 from tests.conftest import ROOT
 from tests.train.ranks import train_on
 from tests.train.runs import metrics, run, same, twin_of, weights
 from training import run as module
+from training.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -137,8 +141,46 @@ def test_a_document_mask_trains_and_differs(small, text_file, tmp_path):
 
 
 def test_a_document_mask_needs_documents(small):
-    with pytest.raises(UserError, match=r"data\.document_mask=true needs end-of-text"):
-        run(small("data.tokenizer=char", "data.document_mask=true"))
+    for tokenizer in ("char", "bytes"):  # the text is one, whether or not its tokenizer could separate more
+        with pytest.raises(UserError, match=r"data\.document_mask=true needs documents with end-of-text"):
+            run(small(f"data.tokenizer={tokenizer}", "data.document_mask=true"))
+
+
+def test_bits_per_byte_are_those_of_the_text_alone(small, tmp_path):
+    """A model that pays 8 bits for every token pays 8 a byte of text, whatever it pays for end-of-text."""
+    many = tmp_path / "many"
+    many.mkdir()
+    for i in range(200):
+        (many / f"{i:03}.txt").write_text("twelve bytes")
+    cfg = small(
+        f"data.path='{many}'",
+        "train.steps=1",
+        "kernels=torch",
+        "optim.warmup=1",
+        "train.eval_tokens=null",
+        "model.tie_embeddings=false",
+    )
+    data = open_tokens(cfg.data, print)
+    made = Run(cfg, data)
+    made.tracker.log = lambda records: None
+    made.keep_best = lambda *_: None
+    with torch.no_grad():
+        made.model.head.weight.zero_()  # every id is as likely as any
+    _, val = train.build_batches(cfg, data)
+    record = made.evaluate(0, *val)
+    assert record["val/loss"] == pytest.approx(math.log(257), rel=1e-6)
+    assert record["val/bpb"] == pytest.approx(math.log2(257), rel=1e-6)
+
+
+def test_each_loss_is_what_the_mean_is_of(small):
+    cfg = small("data.tokenizer=char", "kernels=torch")
+    made = Run(cfg, open_tokens(cfg.data, print))
+    x, y = (torch.from_numpy(t) for t in train.build_batches(cfg, made.data)[0](0))
+    y[0, :5] = -100
+    each = made.model(x, y, each=True)
+    assert each.shape == y.shape
+    assert not each[0, :5].any()
+    assert each.sum().item() / (y >= 0).sum().item() == pytest.approx(made.model(x, y).item(), rel=1e-6)
 
 
 def test_padding_of_the_vocabulary_changes_no_loss(small):
