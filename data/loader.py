@@ -17,6 +17,7 @@ FEISTEL_ROUNDS = 6
 ORDER, OFFSET = 1, 2
 IGNORED_TARGET = -100
 HASHED_STEPS = (0, 1, 100)
+AHEAD = 64
 
 
 def mix64(x):
@@ -76,11 +77,19 @@ class TrainBatches:
         # One block fewer than would fit, where possible: the slack lets the block borders move by up to a block.
         self.n_blocks = max(1, (len(tokens) - block_size) // block_size)
         self.slack = len(tokens) - 1 - self.n_blocks * block_size
+        self.ahead: tuple[int, np.ndarray] | None = None
 
     def __call__(self, step: int, rank: int = 0, size: int = 1) -> tuple[np.ndarray, np.ndarray]:
         each = self.batch_size // size
-        sequences = step * self.batch_size + np.arange(rank * each, (rank + 1) * each)
-        return gather(self.tokens, self.starts(sequences), self.block_size)
+        return gather(self.tokens, self.starts_of(step)[rank * each : (rank + 1) * each], self.block_size)
+
+    def starts_of(self, step: int) -> np.ndarray:
+        """First tokens of a step's blocks, (B,); found for AHEAD steps at once, which takes little longer than one."""
+        window = step // AHEAD
+        if self.ahead is None or self.ahead[0] != window:
+            sequences = np.arange(window * AHEAD * self.batch_size, (window + 1) * AHEAD * self.batch_size)
+            self.ahead = window, self.starts(sequences).reshape(AHEAD, self.batch_size)
+        return self.ahead[1][step % AHEAD]
 
     def hashes(self) -> dict[int, str]:
         """Of some batches, by step: by them one sees whether two runs had the same."""

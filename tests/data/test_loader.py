@@ -172,3 +172,12 @@ def test_batch_hash_sees_values_order_and_shape():
     assert len({batch_hash(*variant) for variant in variants}) == len(variants)
     assert batch_hash(x, x) == batch_hash(np.asfortranarray(x), x.copy())
     assert len(batch_hash(x, x)) == 16
+
+
+def test_a_step_out_of_its_turn_has_the_same_blocks():
+    batches = train_batches(100 * T, batch_size=3)
+    expected = {step: train_batches(100 * T, batch_size=3)(step)[0] for step in (0, 63, 64, 65, 1000, 10**9)}
+    for step in (65, 0, 10**9, 64, 63, 1000, 0):
+        np.testing.assert_array_equal(batches(step)[0], expected[step])
+    sequences = np.arange(64 * 3, 65 * 3)
+    np.testing.assert_array_equal(batches.starts_of(64), batches.starts(sequences))
