@@ -151,7 +151,8 @@ def tokenise(jobs: dict[Path, Part], encoding: "Encoding", separated: bool, num_
         for path, part in jobs.items():
             write_shard(path, part, encoding, separator)
         return
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+    # a fork is quick, and from 3.12 on Python warns of it where there are threads
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" and sys.version_info < (3, 12) else "spawn")
     stop = context.RawValue("b", False)
     # not by the map of `datasets`: its manager and workers stay behind, and wait, when this process is killed
     with ProcessPoolExecutor(n, context, begin_worker, (os.getpid(), stop)) as pool, progress(len(jobs)) as advance:
