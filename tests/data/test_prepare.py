@@ -55,11 +55,17 @@ def corpus(tmp_path) -> Path:
     return folder
 
 
+def heeding_ctrl_c() -> None:
+    """Of a shell's background jobs, such as tests may be, children ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def started(corpus: Path, cache: Path, num_proc: int = 2, pause: float = 0.0) -> subprocess.Popen:
     command = [sys.executable, "-c", PREPARE, str(corpus), str(cache), str(num_proc), str(pause)]
     return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=heeding_ctrl_c,
+    )  # fmt: skip
 
 
 def made(cache: Path) -> dict[str, bytes]:
@@ -100,7 +106,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, corpus):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_process_stays_behind(tmp_path, corpus, number):
-    process = started(corpus, tmp_path / "cache", pause=5)
+    process = started(corpus, tmp_path / "cache", pause=2)
     deadline = time.monotonic() + 30
     while len(session(process.pid)) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)

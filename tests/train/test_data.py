@@ -218,10 +218,11 @@ def test_ctrl_c_while_preparing_leaves_a_line_and_goes_on(tmp_path):
     words = ["data=text", f"data.path={tmp_path}/a.txt", "data.tokenizer=bytes", f"data.cache_dir={tmp_path}/cache"]
     command = [sys.executable, "-m", "scripts.prepare", *words]
     process = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
+    )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not list((tmp_path / "cache").glob(".*.part/*.json")) and time.monotonic() < deadline:
+    while not list((tmp_path / "cache").glob(".*.part/*.bin.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
