@@ -1,6 +1,6 @@
 """What to train on and how it becomes tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from errors import UserError
@@ -37,6 +37,7 @@ class Errors(StrEnum):
 
 FILES = {Source.text, Source.json, Source.parquet, Source.bin}
 STREAMED = {Source.json, Source.parquet, Source.hub}
+OF_THE_HUB = {"name", "subset", "revision", "train_split", "val_split"}
 # These take their vocabulary from the corpus.
 FROM_CORPUS = {Tokenizer.char, Tokenizer.bpe}
 
@@ -118,8 +119,9 @@ class DataConfig:
             )
         if self.source == Source.hub and self.name is None:
             raise UserError("data=hub needs data.name=OWNER/NAME, or a local folder that holds a data set")
-        if self.name is not None and self.source != Source.hub:
-            raise UserError(f"data.name={self.name} needs data=hub beside it")
+        for f in fields(self) if self.source != Source.hub else ():
+            if f.name in OF_THE_HUB and getattr(self, f.name) != f.default:
+                raise UserError(f"data.{f.name}={getattr(self, f.name)} needs data=hub beside it")
         if self.stream and self.source not in STREAMED:
             raise UserError(
                 f"data.stream=true is for data={', '.join(sorted(STREAMED))} and the Hub's named sets; "

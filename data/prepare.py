@@ -50,9 +50,9 @@ FORMAT = 2
 RECORD_NAME = "tokens.json"
 LEARNT_CHARACTERS = 2**30
 """Characters of the training split that tokenizer=bpe learns from, at most: the first ones."""
+COUNTS = ("tokens", "characters", "bytes", "documents")
 stopping = None
 """In a process that tokenises, what the first one sets when it is to leave off."""
-COUNTS = ("tokens", "characters", "bytes", "documents")
 
 
 def cache_key(cfg: DataConfig, known: list) -> str:
@@ -91,9 +91,7 @@ def fill(cfg: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
     if cache_key(cfg, known) != folder.name:
         shutil.rmtree(work)
         raise UserError(f"{corpus.name} changed while it was read; start again when nothing writes to it")
-    record = describe(cfg, corpus, encoding, [read_note(path) for path in jobs]) | {
-        "corpus_sha256": digest([*known, corpus.revision])
-    }
+    record = describe(cfg, corpus, known, encoding, [read_note(path) for path in jobs])
     if empty := [split for split, n in record["tokens"].items() if n == 0]:
         shutil.rmtree(work)
         raise UserError(
@@ -253,12 +251,13 @@ def read_note(path: Path) -> dict | None:
         return None
 
 
-def describe(cfg: DataConfig, corpus: Corpus, encoding: "Encoding", notes: list[dict]) -> dict:
+def describe(cfg: DataConfig, corpus: Corpus, known: list, encoding: "Encoding", notes: list[dict]) -> dict:
     shards = {split: [note for note in notes if note["file"].startswith(split)] for split in corpus.parts}
     counts = {name: {split: sum(note[name] for note in shards[split]) for split in shards} for name in COUNTS}
     return {
         "format": FORMAT,
         "source": corpus.name,
+        "corpus_sha256": digest([*known, corpus.revision]),
         "revision": corpus.revision,
         "separated": corpus.separated,
         "split_rule": split_rule(cfg),

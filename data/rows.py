@@ -64,8 +64,8 @@ def validates(text: str, every: int) -> bool:
 
 
 def validating_share(cfg: DataConfig) -> int:
-    """Of how many documents one validates."""
-    return max(2, round(1 / cfg.val_fraction))
+    """Of how many documents one validates; 0 where a split of its own does."""
+    return 0 if cfg.val_split else round(1 / cfg.val_fraction)
 
 
 @contextmanager
@@ -75,16 +75,14 @@ def explained(cfg: DataConfig) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except OSError as error:
-        if error.errno is not None and type(error).__module__ == "builtins":
-            raise  # the disk's
-        raise UserError(unavailable(cfg, error)) from error
     except Exception as error:  # those of datasets, pyarrow and the hub have no common ancestor
-        raise UserError(unavailable(cfg, error)) from error
+        reason = error.__cause__ or error
+        if isinstance(reason, OSError) and reason.errno is not None and type(reason).__module__ == "builtins":
+            raise reason from error  # the disk's
+        raise UserError(unavailable(cfg, reason)) from error
 
 
-def unavailable(cfg: DataConfig, error: Exception) -> str:
-    reason = error.__cause__ or error
+def unavailable(cfg: DataConfig, reason: BaseException) -> str:
     what = f"data.name={cfg.name}" if cfg.source == Source.hub else f"data.path={cfg.path}"
     line = f"{type(reason).__name__}: {reason}".splitlines()[0][:300]
     if cfg.source == Source.json and isinstance(reason, UnicodeDecodeError):
@@ -157,7 +155,7 @@ def check_column(cfg: DataConfig, kinds: dict[str, str]) -> None:
         )
 
 
-def check_split(cfg: DataConfig, splits: list[str], name: str) -> None:
+def check_split(splits: list[str], name: str) -> None:
     if name not in splits:
         raise UserError(f"there is no split {name!r}; data.train_split= and data.val_split= take {', '.join(splits)}")
 

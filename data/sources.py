@@ -80,7 +80,7 @@ def split_rule(cfg: DataConfig) -> str:
         return f"every {STDLIB_VAL_EVERY}th file validates"
     if cfg.source == Source.text:
         return f"the last {cfg.val_fraction!r} of the characters validates"
-    if cfg.source == Source.hub and cfg.val_split:
+    if cfg.val_split:
         return f"the split {cfg.val_split} validates"
     return f"one document in {validating_share(cfg)} validates"
 
@@ -221,22 +221,18 @@ def load_rows(cfg: DataConfig, scratch: Path) -> Corpus:
         builder = load_builder(cfg, str(scratch / "arrow"))
         builder.download_and_prepare()
         splits = list(builder.info.splits)
-        names = (
-            {"train": cfg.train_split, "val": cfg.val_split}
-            if cfg.source == Source.hub
-            else {"train": "train", "val": None}
-        )
-        for name in filter(None, names.values()):
-            check_split(cfg, splits, name)
-        loaded = {split: builder.as_dataset(split=name).with_format("arrow") for split, name in names.items() if name}
+        names = {"train": cfg.train_split, "val": cfg.val_split or cfg.train_split}
+        for name in names.values():
+            check_split(splits, name)
+        loaded = {split: builder.as_dataset(split=name).with_format("arrow") for split, name in names.items()}
     for dataset in loaded.values():
         check_column(cfg, {name: str(getattr(kind, "dtype", kind)) for name, kind in dataset.features.items()})
-    every = 0 if names["val"] else validating_share(cfg)
+    every = validating_share(cfg)
     parts = {
         split: [
             Rows(dataset, cfg.column, cfg.errors, *ends, every, validating=split == "val") for ends in ranges(dataset)
         ]
-        for split, dataset in (("train", loaded["train"]), ("val", loaded.get("val", loaded["train"])))
+        for split, dataset in loaded.items()
     }
     return Corpus(corpus_name(cfg), parts, cfg.separate, revision_of(cfg, builder))
 

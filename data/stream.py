@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.config import DataConfig, Source
+from data.config import DataConfig
 from data.rows import (
     check_column,
     check_split,
@@ -25,7 +25,6 @@ from data.rows import (
 )
 from data.shards import Shards
 from data.sources import corpus_name, digest, identity, split_rule
-from data.text import cut
 from data.tokenizers import encode, encoding_record, end_of_text, token_dtype
 from errors import UserError
 
@@ -44,7 +43,6 @@ class Stream:
     builder: object
     """A `datasets.DatasetBuilder`."""
     encoding: "Encoding"
-    train_split: str
     every: int
     """Of how many documents of the training split one validates; 0 for none."""
 
@@ -56,7 +54,7 @@ class Stream:
         """A document's ids, end-of-text before them."""
         separator = end_of_text(self.encoding) if self.cfg.separate else None
         begin = np.array([] if separator is None else [separator], token_dtype(self.encoding.n_vocab))
-        return np.concatenate([begin, *(encode(self.encoding, piece) for piece in cut(text))])
+        return np.concatenate([begin, encode(self.encoding, text)])
 
     def trains(self, text: str) -> bool:
         return not (self.every and validates(text, self.every))
@@ -83,7 +81,7 @@ class Share:
 
         cfg = self.stream.cfg
         while True:
-            dataset, found = self.stream.documents(self.stream.train_split), state is not None
+            dataset, found = self.stream.documents(cfg.train_split), state is not None
             if self.of > 1:
                 dataset = split_dataset_by_node(dataset, self.number, self.of)
             if state is not None:
@@ -104,7 +102,7 @@ class Share:
 
     @property
     def position(self) -> dict:
-        return {"state": self.held[0][0] if self.held else None, "used": self.used}
+        return {"state": self.held[0][0], "used": self.used}  # the last id taken is the next row's first, and held
 
     def take(self, n_rows: int, block_size: int) -> np.ndarray:
         """The next rows, (n_rows, T+1) int64."""
@@ -124,7 +122,8 @@ class Share:
 class StreamBatches:
     """`batches(step) -> (x, y)`, int64 (B, T) each, one step after another; `rank` and `size` as in TrainBatches.
 
-    Each share gives equal rows of every batch, so that the batch does not depend on the number of processes.
+    Each share gives equal rows of every batch, so that the batch does not depend on the number of processes. `seed`
+    chooses nothing: documents come in their order.
     """
 
     def __init__(self, stream: Stream, *, block_size: int, batch_size: int, seed: int):
@@ -168,16 +167,14 @@ class StreamBatches:
 
 def open_stream(cfg: DataConfig, encoding: "Encoding", val_tokens: int | None) -> tuple[Stream, Shards, dict]:
     """The stream, the ids of the first validating documents, and what is known of both."""
-    hub = cfg.source == Source.hub
-    train_split, val_split = (cfg.train_split, cfg.val_split) if hub else ("train", None)
-    every = 0 if val_split else validating_share(cfg)
+    val_split = cfg.val_split or cfg.train_split
     with loading(cfg):
         builder = load_builder(cfg)
-        stream, splits = Stream(cfg, builder, encoding, train_split, every), builder.as_streaming_dataset()
-        for split in filter(None, (train_split, val_split)):
-            check_split(cfg, list(splits), split)
+        stream, splits = Stream(cfg, builder, encoding, validating_share(cfg)), builder.as_streaming_dataset()
+        for split in (cfg.train_split, val_split):
+            check_split(list(splits), split)
             check_column(cfg, column_kinds(splits[split]))
-        val = validation(stream, val_split or train_split, val_tokens)
+        val = validation(stream, val_split, val_tokens)
     record = {
         "source": f"{corpus_name(cfg)}, streamed",
         "corpus_sha256": digest([*identity(cfg), revision := revision_of(cfg, builder)]),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.config import DataConfig, Errors
+from data.shards import whole_sha256
 from errors import UserError
 
 PIECE = 2**20
@@ -102,8 +103,7 @@ def files_sha256(paths: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for path in paths:
         try:
-            with open(path, "rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+            total.update(bytes.fromhex(whole_sha256(path)))
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
     return total.hexdigest()
@@ -118,11 +118,11 @@ def pieces_of(path: Path, errors: Errors) -> Iterator[Piece]:
             raw += block
             if (size := last_end(raw)) is None:
                 continue
-            yield piece(path, begin, bytes(raw[:size]), errors, begins)
+            yield described(path, begin, bytes(raw[:size]), errors, begins)
             begin, begins = begin + size, False
             del raw[:size]
         if raw:
-            yield piece(path, begin, bytes(raw), errors, begins)
+            yield described(path, begin, bytes(raw), errors, begins)
 
 
 def last_end(raw: bytearray) -> int | None:
@@ -135,7 +135,7 @@ def last_end(raw: bytearray) -> int | None:
     return next(borders, len(raw)) if len(raw) >= MOST else None
 
 
-def piece(path: Path, begin: int, raw: bytes, errors: Errors, begins: bool) -> Piece:
+def described(path: Path, begin: int, raw: bytes, errors: Errors, begins: bool) -> Piece:
     if b"\0" in raw:
         raise UserError(
             f"{path} is binary (zero byte at offset {begin + raw.index(0)}); data.path takes utf-8 text, "

@@ -5,7 +5,6 @@ so on, val_000.bin and so on (bare ids, in the recorded dtype), and tokens.json.
 """
 
 import glob
-import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import numpy as np
 from data.config import FROM_CORPUS, DataConfig, Source
 from data.prepare import FORMAT, RECORD_NAME, cache_key, prepare
 from data.shards import CHECKED_WHOLE, ShardFile, Shards, ends_sha256, foreign_shard, whole_sha256
-from data.sources import identity
+from data.sources import digest, identity
 from data.stream import Stream, open_stream
 from data.tokenizers import build_encoding, encoding_from_record, encoding_record, end_of_text, token_bytes
 from errors import UserError
@@ -155,7 +154,7 @@ def open_bin(cfg: DataConfig) -> TokenData:
     record = {
         "format": FORMAT,
         "source": str(cfg.path),
-        "corpus_sha256": hashlib.sha256(json.dumps(known).encode()).hexdigest(),
+        "corpus_sha256": digest(known),
         "revision": None,
         "separated": True,
         "split_rule": "by the names of the files",

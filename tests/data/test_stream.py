@@ -183,10 +183,13 @@ def test_short_documents_cost_no_more_than_their_number(tmp_path):
     cfg = DataConfig(source=Source.hub, name=str(tmp_path / "a"), stream=True, val_split="train")
     data, seconds = open_tokens(cfg, val_tokens=200), []
     for n_rows in (1, 4):
-        stream = StreamBatches(data.train, block_size=10_000, batch_size=n_rows, seed=0)
-        began = time.perf_counter()
-        stream(0)
-        seconds.append(time.perf_counter() - began)
+        tries = []
+        for _ in range(3):  # the best of them: another process may have the core
+            stream = StreamBatches(data.train, block_size=10_000, batch_size=n_rows, seed=0)
+            began = time.perf_counter()
+            stream(0)
+            tries.append(time.perf_counter() - began)
+        seconds.append(min(tries))
     assert seconds[1] < 8 * seconds[0]
 
 
