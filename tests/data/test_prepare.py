@@ -227,7 +227,8 @@ def test_a_lock_that_was_removed_keeps_nobody_in(tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from data.prepare import locked\n"
         "with locked(Path(sys.argv[1]), lambda line: print(line, flush=True)):\n"
-        "    print('in', flush=True); time.sleep(float(sys.argv[2])); print('out', flush=True)"
+        "    inside = Path(sys.argv[1] + '.inside'); inside.touch(exist_ok=False)\n"
+        "    print('in', flush=True); time.sleep(float(sys.argv[2])); inside.unlink(); print('out', flush=True)"
     )
 
     def start(seconds):
@@ -236,11 +237,12 @@ def test_a_lock_that_was_removed_keeps_nobody_in(tmp_path):
 
     first = start(1.0)
     assert first.stdout.readline() == "in\n"
-    second = start(1.0)
+    second = start(2.0)
     assert second.stdout.readline().startswith("another process")
     first.communicate()  # removes the lock, as the second gets it
     third = start(0.0)
     outs = [p.communicate()[0] for p in (second, third)]
+    assert [p.returncode for p in (second, third)] == [0, 0]  # neither was in while the other was
     assert outs[0] == "in\nout\n"
     assert outs[1].endswith("in\nout\n")
     assert not path.exists()
