@@ -20,7 +20,6 @@ from rich.text import Text
 
 from compare.comparison import compare
 from compare.report import comparison_rows, console, shown, summary_table, write_comparison
-from compare.runs import load_run, siblings
 from compare.stats import gap, paired_ratios
 from configs.cli import command
 from configs.schema import Config
@@ -29,6 +28,7 @@ from data.stream import StreamBatches
 from data.tokens import TokenData, open_tokens
 from errors import UserError
 from model.config import NormKind
+from records import load_run, siblings
 from training.checkpoint import Writer
 from training.config import WandbConfig
 from training.device import make_deterministic, settle

@@ -10,10 +10,10 @@ import numpy as np
 
 from compare import stats
 from compare.pairing import Pairing, Variant, differing_keys, group, lockstep, pair, partners
-from compare.runs import COMMIT, SEED_KEYS, RunRecord, summarize
 from compare.series import binned, rounded, seconds_at_evaluations, variant_series
 from errors import UserError
 from files import finite
+from records import COMMIT, SEED_KEYS, RunRecord, summarize
 
 TOLERANCE, MARGIN = 0.02, 0.01
 SAME_MACHINE = ("device", "cpu", "cpu_count", "threads", "openmp", "machine")

@@ -9,7 +9,7 @@ import numpy as np
 
 from compare import report
 from compare.figures import PALETTE, finite, readable, short, why_times_differ
-from compare.runs import flat
+from records import flat
 
 MOST_RUNS = 60
 """Runs whose curves are in the page: with more a browser answers slowly. The tables hold them all."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from compare.runs import COMMIT, SEED_KEYS, SIBLING_KEYS, RunRecord
+from records import COMMIT, SEED_KEYS, SIBLING_KEYS, RunRecord
 
 RECORDED = ("data.corpus", "environment.")  # settings that an old or damaged environment.json may lack
 

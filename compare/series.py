@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compare.runs import RunRecord
+from records import RunRecord
 
 POINTS = 400
 DIGITS = 6  # significant ones that are kept

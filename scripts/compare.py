@@ -14,8 +14,8 @@ from pathlib import Path
 
 from compare.comparison import compare
 from compare.report import console, shown, write_comparison
-from compare.runs import is_run, load_run
 from errors import UserError
+from records import is_run, load_run
 from scripts.options import run_script
 from training.environment import command
 

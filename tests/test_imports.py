@@ -13,10 +13,11 @@ ARROWS = {
     "files": set(),
     "kernels": set(),
     "data": {"errors", "files"},
-    "compare": {"errors", "files"},
+    "records": {"errors"},
+    "compare": {"errors", "files", "records"},
     "model": {"kernels", "errors"},
-    "training": {"model", "data", "compare", "kernels", "errors", "files"},
-    "configs": {"model", "data", "training", "errors", "files"},
+    "training": {"model", "data", "compare", "kernels", "errors", "files", "records"},
+    "configs": {"model", "data", "training", "errors", "files", "records"},
 }
 OURS = {*ARROWS, "train", "scripts", "tests"}
 

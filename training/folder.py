@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from compare.runs import FREE_KEYS, flat, is_run
 from errors import UserError
+from records import FREE_KEYS, flat, is_run
 from training.device import CHOICES
 from training.distributed import launch
 

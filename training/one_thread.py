@@ -8,10 +8,10 @@ import time
 import numpy as np
 import torch
 
-from compare.runs import ONE_THREAD
 from compare.stats import MIN_PAIRS, step_time_ratio
 from data.loader import TrainBatches
 from files import write_json
+from records import ONE_THREAD
 from training.run import Run
 from training.stop import StopSignal
 from training.timing import WARMUP_STEPS

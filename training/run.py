@@ -12,13 +12,13 @@ import torch
 import yaml
 from torch import Tensor
 
-from compare.runs import ONE_THREAD, is_run, load_run, run_label, summarize, undisturbed_ms
 from data.loader import IGNORED_TARGET
 from data.tokens import TokenData
 from errors import UserError
 from files import write_json, write_text
 from model.gpt import GPT
 from model.init import keyed_generator
+from records import ONE_THREAD, is_run, load_run, run_label, summarize, undisturbed_ms
 from training import checkpoint
 from training.config import Compile, OnSpike, WandbMode
 from training.device import compiled

@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from compare.runs import read_records
 from files import finite, write_text
+from records import read_records
 from training.wandb_page import LOWEST, WandbPage
 
 

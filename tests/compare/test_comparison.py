@@ -10,8 +10,8 @@ from compare import stats
 from compare.comparison import compare
 from compare.figures import why_times_differ
 from compare.report import comparison_rows, markdown, sentences, variant_rows, verdict_sentence
-from compare.runs import load_run, siblings
 from errors import UserError
+from records import load_run, siblings
 from tests.compare.fake_runs import BATCHES, ENVIRONMENT, config, curve, write_run, write_sweep
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from compare.comparison import compare
 from compare.figures import draw, figure_of, in_style, over_seeds
-from compare.runs import load_run
+from records import load_run
 from tests.compare.fake_runs import ENVIRONMENT, config, curve, write_run, write_sweep
 
 pytest.importorskip("matplotlib")

@@ -10,7 +10,7 @@ import pytest
 from compare import report
 from compare.comparison import compare
 from compare.page import MOST_RUNS, write_page
-from compare.runs import load_run
+from records import load_run
 from tests.compare.fake_runs import write_sweep
 
 pytest.importorskip("plotly")

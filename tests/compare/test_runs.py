@@ -7,8 +7,8 @@ import pytest
 
 from compare.comparison import compare
 from compare.report import console, shown, summary_table
-from compare.runs import load_run, summarize
 from errors import UserError
+from records import load_run, summarize
 from tests.compare.fake_runs import config, write_run
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import train as program
-from compare.runs import siblings
 from data.loader import TrainBatches
 from errors import UserError
 from model.gpt import GPT
+from records import siblings
 from scripts import sample
 from tests.train.ranks import train_on
 from tests.train.runs import COMPILED, metrics, run, same
