@@ -15,3 +15,16 @@ def near(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     close += [n for n in names if n.split(".")[-1] == name.split(".")[-1] and n not in close]
     return f"near names: {', '.join(close)}" if close else f"there are: {', '.join(sorted(names))}"
+
+
+# Options of versions before, refused by name; docs/log.md of 2026-12 says why each went.
+GONE = (
+    "compile_mode",
+    "data.document_mask",
+    "data.vocab_size",
+    "dist.gather",
+    "dist.reshard",
+    "dist.shard",
+    "train.on_spike",
+    "train.spike_sigma",
+)
